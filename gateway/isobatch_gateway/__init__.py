@@ -1,0 +1,1 @@
+"""The OpenAI-compatible gateway: tier, pool, revision, replica, and the stream between."""

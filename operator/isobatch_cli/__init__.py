@@ -1,0 +1,1 @@
+"""The program `isobatch`: a thin dispatcher to the commands of the components."""

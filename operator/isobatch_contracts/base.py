@@ -5,7 +5,7 @@ from pydantic.alias_generators import to_camel
 
 
 class Document(BaseModel):
-    """Base of every model that crosses a process: unknown fields are refused, on read as on write."""
+    """Base of every model that crosses a process; unknown fields are refused in both directions."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,

@@ -50,5 +50,5 @@ UPSTREAM_TIMEOUT = ErrorKind("upstream_timeout", 504, ErrorType.SERVER)
 
 
 def invalid_request(field: str) -> ErrorKind:
-    """The 400 of a body or header that is wrong; its code names the field, e.g. `consistency_tier`."""
+    """The 400 of a wrong body or header; its code names the field, e.g. `consistency_tier`."""
     return ErrorKind(field, 400, ErrorType.INVALID_REQUEST)

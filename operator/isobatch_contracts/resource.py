@@ -6,6 +6,7 @@ or rates are strings, as Kubernetes conventions ask (no floats in a spec).
 
 import re
 from enum import StrEnum
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
@@ -13,8 +14,8 @@ from pydantic import Field, StringConstraints, model_validator
 from isobatch_contracts.base import Document
 from isobatch_contracts.tiers import Tier
 
-API_VERSION = "serving.isobatch.dev/v1alpha1"
-KIND = "InferenceService"
+API_VERSION: Literal["serving.isobatch.dev/v1alpha1"] = "serving.isobatch.dev/v1alpha1"
+KIND: Literal["InferenceService"] = "InferenceService"
 
 Duration = Annotated[str, StringConstraints(pattern=r"^([0-9]+(ms|s|m|h|d))+$")]
 """A length of time as Kubernetes and Prometheus write it: `500ms`, `30s`, `10m`, `1h30m`, `90d`."""
@@ -182,6 +183,13 @@ class Step(Document):
     pause: bool = False
 
 
+def require_rising_weights(steps: tuple[Step, ...], where: str) -> None:
+    """Raise ValueError unless the weights of `steps` rise strictly."""
+    weights = [step.weight for step in steps]
+    if any(later <= earlier for earlier, later in pairwise(weights)):
+        raise ValueError(f"{where} must rise from step to step; got weights {weights}")
+
+
 class PrometheusQuery(Document):
     """A gate's own PromQL."""
 
@@ -320,10 +328,3 @@ class InferenceService(Document):
     def served_name(self) -> str:
         """The model name that clients use."""
         return self.spec.model.name or self.metadata.name
-
-
-def require_rising_weights(steps: tuple[Step, ...], where: str) -> None:
-    """Raise ValueError unless the weights of `steps` rise strictly."""
-    weights = [step.weight for step in steps]
-    if any(later <= earlier for earlier, later in zip(weights, weights[1:], strict=False)):
-        raise ValueError(f"{where} must rise from step to step; got weights {weights}")

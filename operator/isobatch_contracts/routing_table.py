@@ -24,7 +24,7 @@ from isobatch_contracts.resource import (
 )
 from isobatch_contracts.tiers import PoolName
 
-SCHEMA = "isobatch.routing/v1"
+SCHEMA: Literal["isobatch.routing/v1"] = "isobatch.routing/v1"
 
 
 class TableRejected(ValueError):
