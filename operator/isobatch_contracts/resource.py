@@ -9,7 +9,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from isobatch_contracts.base import Document
 from isobatch_contracts.tiers import Tier
@@ -17,7 +17,7 @@ from isobatch_contracts.tiers import Tier
 API_VERSION: Literal["serving.isobatch.dev/v1alpha1"] = "serving.isobatch.dev/v1alpha1"
 KIND: Literal["InferenceService"] = "InferenceService"
 
-Duration = Annotated[str, StringConstraints(pattern=r"^([0-9]+(ms|s|m|h|d))+$")]
+Duration = Annotated[str, StringConstraints(pattern=r"^([0-9]+(ms|s|m|h|d))+$", max_length=32)]
 """A length of time as Kubernetes and Prometheus write it: `500ms`, `30s`, `10m`, `1h30m`, `90d`."""
 Decimal = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?$")]
 """A non-negative decimal number as a string: `"0.01"`."""
@@ -26,15 +26,30 @@ Percent = Annotated[int, Field(ge=0, le=100)]
 DnsLabel = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", max_length=63)
 ]
-ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,252}$")]
+
+
+def _without_tier_suffix(name: str) -> str:
+    """`name`, unless its end reads as a tier: clients could not ask for it as it is."""
+    suffix = name.rpartition(":")[2]
+    if suffix != name and suffix in set(Tier):
+        raise ValueError(f"the name ends in the tier suffix ':{suffix}': choose another ending")
+    return name
+
+
+ModelName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,252}$"),
+    AfterValidator(_without_tier_suffix),
+]
 ModelUri = Annotated[str, StringConstraints(pattern=r"^(hf|file|pvc|builtin)://.+$")]
 
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_MILLISECONDS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def duration_seconds(text: Duration) -> float:
     """The length of `text` in seconds: `"1h30m"` -> 5400.0."""
-    return sum(int(n) * _SECONDS[unit] for n, unit in re.findall(r"([0-9]+)(ms|[smhd])", text))
+    parts = re.findall(r"([0-9]+)(ms|[smhd])", text)
+    return sum(int(number) * _MILLISECONDS[unit] for number, unit in parts) / 1000
 
 
 class Model(Document):

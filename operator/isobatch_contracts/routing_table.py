@@ -10,6 +10,7 @@ import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
+from pydantic_core import from_json
 
 from isobatch_contracts.base import Document
 from isobatch_contracts.resource import (
@@ -58,6 +59,8 @@ class Revision(Document):
             raise ValueError(f"revision {self.name!r} has both a service and endpoints")
         if self.pool is PoolName.STRICT and self.weight > 0 and self.fingerprint is None:
             raise ValueError(f"strict revision {self.name!r} has weight but no fingerprint")
+        if len({endpoint.name for endpoint in self.endpoints}) != len(self.endpoints):
+            raise ValueError(f"revision {self.name!r} has two endpoints of one name")
         return self
 
 
@@ -73,7 +76,9 @@ class RoutingTable(Document):
     drift: Drift = Drift()
     sentinels: Sentinels = Sentinels()
     receipts: Receipts = Receipts()
-    pools: Annotated[tuple[PoolName, ...], Field(description="Pools the service has.")]
+    pools: Annotated[
+        tuple[PoolName, ...], Field(min_length=1, description="Pools the service has.")
+    ]
     revisions: tuple[Revision, ...] = ()
 
     @model_validator(mode="after")
@@ -85,6 +90,8 @@ class RoutingTable(Document):
         keys = [(r.pool, r.name) for r in self.revisions]
         if len(set(keys)) != len(keys):
             raise ValueError("a revision stands twice in one pool")
+        if len(set(self.pools)) != len(self.pools):
+            raise ValueError("pools names a pool twice")
         absent = {r.pool for r in self.revisions} - set(self.pools)
         if absent:
             raise ValueError(f"revisions of pools that the service lacks: {sorted(absent)}")
@@ -108,7 +115,8 @@ def dump(table: RoutingTable) -> str:
 def load(text: str | bytes) -> RoutingTable:
     """The table in `text`. Raises `TableRejected` if it is malformed, unknown or altered."""
     try:
-        document = json.loads(text)
+        # Not json.loads: that lets lone surrogates and any depth through, for others to fall over.
+        document = from_json(text, allow_inf_nan=False)
     except ValueError as exc:
         raise TableRejected(f"routing table is not JSON: {exc}") from exc
     if not isinstance(document, dict):
@@ -118,7 +126,8 @@ def load(text: str | bytes) -> RoutingTable:
     if stated != found:
         raise TableRejected(f"routing table says checksum {stated}, its content has {found}")
     try:
-        return RoutingTable.model_validate(document)
+        # Strict and by alias: the writer's one spelling, so that "3" is no number here.
+        return RoutingTable.model_validate_json(json.dumps(document), strict=True, by_name=False)
     except ValidationError as exc:
         raise TableRejected(f"routing table is not of schema {SCHEMA}: {exc}") from exc
 

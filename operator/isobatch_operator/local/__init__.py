@@ -1,0 +1,1 @@
+"""Performs the plan with processes of this machine: what `isobatch up` runs."""

@@ -1,0 +1,56 @@
+"""Performs the command `isobatch up` for given programs."""
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+from isobatch_contracts.resource import InferenceService
+
+from isobatch_operator.local.directory import StateDirectory, state_root
+from isobatch_operator.local.errors import INTERRUPTED, OK, LocalError, WrongUse, refuse
+from isobatch_operator.local.fleet import Settings
+from isobatch_operator.local.launch import Launcher, run_detached, run_foreground
+from isobatch_operator.local.manifest_file import default_manifest, load_manifest
+from isobatch_operator.local.options import up_parser
+from isobatch_operator.local.programs import Programs, Timings
+from isobatch_operator.local.supervisor import Request
+from isobatch_operator.manifest import InvalidManifest
+
+
+def run_up(argv: list[str], programs: Programs, timings: Timings) -> int:
+    """`isobatch up ARGV`, starting `programs`."""
+    options = up_parser().parse_args(argv)
+    try:
+        path = Path(options.file).absolute() if options.file else None
+        service = _service(path)
+        directory = StateDirectory(state_root(os.environ) / service.metadata.name)
+        settings = Settings(directory.new_instance(), directory, programs, timings)
+        wrapper = None if options.detach else _wrapper_pid()
+        request = Request(path, options.host, options.port, wrapper)
+        launcher = Launcher(service, request, settings)
+        if options.detach:
+            run_detached(launcher, sys.stdout)
+            return OK
+        return OK if run_foreground(launcher, sys.stdout) else INTERRUPTED
+    except LocalError as exc:
+        return refuse(exc)
+
+
+def _wrapper_pid() -> int | None:
+    """Our parent if it is `uv run`: who kills that means us."""
+    parent = os.getppid()
+    try:
+        return parent if psutil.Process(parent).name() == "uv" else None
+    except psutil.Error:
+        return None
+
+
+def _service(path: Path | None) -> InferenceService:
+    if path is None:
+        return default_manifest()
+    found = load_manifest(path)
+    if isinstance(found, InvalidManifest):
+        lines = "\n".join(f"  {problem}" for problem in found.problems)
+        raise WrongUse(f"{path} is not a manifest that can be served here:\n{lines}")
+    return found
