@@ -12,8 +12,8 @@ LEVEL_NAMES = ("debug", "info", "warning", "error", "off")
 
 
 def configure(level: str) -> None:
-    """Log from `level` on; `off` logs nothing."""
-    threshold = _LEVELS["CRITICAL"] + 1 if level == "off" else _LEVELS[level.upper()]
+    """Log from `level` on; `off` logs nothing: nothing of ours is critical."""
+    threshold = _LEVELS["CRITICAL"] if level == "off" else _LEVELS[level.upper()]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

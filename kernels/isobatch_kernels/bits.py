@@ -17,7 +17,7 @@ def as_bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether both have one shape, one dtype and equal bits; -0.0 differs from 0.0, NaN may equal."""
+    """Whether both have one shape, one dtype and equal bits: -0.0 differs from 0.0."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     return bool(torch.equal(as_bits(left), as_bits(right)))

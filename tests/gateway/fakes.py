@@ -104,6 +104,7 @@ async def answer(exchange: Exchange) -> None:
 
 async def hang(exchange: Exchange) -> None:
     await exchange.worker.never.wait()
+    await answer(exchange)
 
 
 async def die(exchange: Exchange) -> None:
@@ -305,6 +306,7 @@ class Stage:
             worker.never.set()
             if worker._server is not None:
                 await worker.kill()
+            await until(lambda: not worker._writers)
 
         self.stack.push_async_callback(stop)
         return worker
@@ -375,7 +377,8 @@ class Stage:
 
         async def stop() -> None:
             await http.aclose()
-            server.should_exit = server.force_exit = True
+            runtime.end_all()
+            server.should_exit = True
             await serving
 
         self.stack.push_async_callback(stop)

@@ -93,7 +93,9 @@ def test_a_given_seed_is_kept(seed: int) -> None:
     assert seed_of(read({"seed": seed}), SEEDING, CHAT) == seed
 
 
-@pytest.mark.parametrize("seed", [True, False, 1.5, 1.0, "1", [1], 1 << 63, -(1 << 63) - 1, 1 << 80])
+@pytest.mark.parametrize(
+    "seed", [True, False, 1.5, 1.0, "1", [1], 1 << 63, -(1 << 63) - 1, 1 << 80]
+)
 def test_a_seed_that_is_no_64_bit_integer_is_refused(seed: object) -> None:
     got = seed_of(read({"seed": seed}), SEEDING, CHAT)
 

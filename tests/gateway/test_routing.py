@@ -1,3 +1,5 @@
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 from isobatch_contracts.tiers import PoolName
@@ -79,7 +81,7 @@ def test_a_conversation_changes_its_revision_at_most_once_in_a_rollout(
     asker = Asker("t", conversation, 0.0)
     seen = [choose_revision({"stable": 100 - w, "canary": w}, asker) for w in sorted(steps)]
 
-    changes = sum(a != b for a, b in zip(seen, seen[1:], strict=False))
+    changes = sum(a != b for a, b in itertools.pairwise(seen))
     assert changes <= 1
     assert seen in (sorted(seen), sorted(seen, reverse=True))
 

@@ -91,7 +91,7 @@ def test_a_tier_is_resolved_in_the_order_of_the_reference(
         ),
     ],
 )
-def test_a_tier_is_refused(  # noqa: PLR0913, PLR0917
+def test_a_tier_is_refused(
     declared: Declared, policy: Policy, offer: Tiers, path: str, status: int, code: str
 ) -> None:
     got = resolve(declared, policy, offer, path)

@@ -1,0 +1,249 @@
+"""Requests that no client should send: each gets a clear answer, and the next one is served."""
+
+import asyncio
+import contextlib
+import json
+from dataclasses import replace
+
+import httpx
+import pytest
+from isobatch_gateway.settings import Bounds
+
+from tests.gateway.fakes import CHAT, HELLO, QUICK, Exchange, Gateway, Stage, answer, until
+
+HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n".encode()
+
+
+class Raw:
+    """A client that says exactly what it is told to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def connect(cls, gateway: Gateway) -> "Raw":
+        return cls(*await asyncio.open_connection("127.0.0.1", gateway.port))
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        async with asyncio.timeout(15):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+            first, *lines = head.split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in lines if line)
+            body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        return int(first.split()[1]), headers, body
+
+    async def is_closed(self) -> bool:
+        async with asyncio.timeout(15):
+            return await self.reader.read() == b""
+
+    async def ask(self, *pieces: bytes) -> tuple[int, dict[str, str], str]:
+        """Send `pieces`; status, headers and error code of the answer."""
+        for piece in pieces:
+            self.writer.write(piece)
+            with contextlib.suppress(ConnectionError):
+                await self.writer.drain()
+        status, headers, body = await self.answer()
+        return status, headers, json.loads(body)["error"]["code"]
+
+
+def request(body: bytes) -> bytes:
+    return HEAD + b"content-length: %d\r\n\r\n%s" % (len(body), body)
+
+
+async def is_serving(gateway: Gateway) -> bool:
+    return (await gateway.chat()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        pytest.param(b'{"model": "m"', 400, "body", id="broken"),
+        pytest.param(b"", 400, "body", id="empty"),
+        pytest.param(b"[1]", 400, "body", id="array"),
+        pytest.param(b'{"model": "\xc3\x28"}', 400, "body", id="invalid UTF-8"),
+        pytest.param(b"\x00\x00", 400, "body", id="NUL bytes"),
+        pytest.param(b'{"model": "m\x00"}', 400, "body", id="NUL in a string"),
+        pytest.param(b'{"model": "m\\u0000"}', 404, "model_not_found", id="escaped NUL"),
+        pytest.param(b"[" * 100_000, 400, "body", id="nested deeply"),
+    ],
+)
+async def test_a_bad_body_leaves_the_connection_usable(
+    stage: Stage, body: bytes, status: int, code: str
+) -> None:
+    gateway, _, throughput = await stage.pair()
+    raw = await Raw.connect(gateway)
+
+    got = await raw.ask(request(body))
+    assert (got[0], got[2]) == (status, code)
+    assert throughput.seen == []
+
+    raw.writer.write(request(json.dumps(HELLO).encode()))
+    assert (await raw.answer())[0] == 200
+
+
+async def test_a_body_that_announces_too_much_is_refused_and_the_next_served(
+    stage: Stage,
+) -> None:
+    gateway, _, throughput = await stage.pair(bounds=Bounds(body_bytes=100_000))
+    raw = await Raw.connect(gateway)
+    size = 3_000_000
+
+    status, _, code = await raw.ask(HEAD + b"content-length: %d\r\n\r\n" % size, b"x" * size)
+
+    assert (status, code) == (413, "body_too_large")
+    raw.writer.write(request(json.dumps(HELLO).encode()))
+    assert (await raw.answer())[0] == 200
+    assert len(throughput.seen) == 1
+
+
+async def test_a_body_of_100_megabytes_is_refused_without_being_kept(stage: Stage) -> None:
+    gateway, _, _ = await stage.pair()
+
+    async def megabytes() -> object:  # chunked: nothing announces the size
+        for _ in range(100):
+            yield b"x" * 1_000_000
+
+    with contextlib.suppress(httpx.WriteError):
+        got = await gateway.http.post(
+            CHAT,
+            content=megabytes(),  # type: ignore[arg-type]  # an async generator of bytes
+            headers={"content-type": "application/json"},
+        )
+        assert got.status_code == 413
+        assert got.json()["error"]["code"] == "body_too_large"
+    assert await is_serving(gateway)
+
+
+async def test_ten_thousand_headers_are_431(stage: Stage) -> None:
+    gateway, _, _ = await stage.pair()
+    raw = await Raw.connect(gateway)
+    headers = b"".join(b"x-header-%d: some value\r\n" % n for n in range(10_000))
+
+    status, got, code = await raw.ask(HEAD + headers + b"content-length: 0\r\n\r\n")
+
+    assert (status, code) == (431, "headers_too_large")
+    assert got["connection"] == "close"
+    assert await raw.is_closed()
+    assert await is_serving(gateway)
+
+
+async def test_a_header_without_end_is_431(stage: Stage) -> None:
+    gateway, _, _ = await stage.pair()
+    raw = await Raw.connect(gateway)
+
+    status, _, code = await raw.ask(HEAD + b"x-long: ", *[b"y" * 65536] * 4)
+
+    assert (status, code) == (431, "headers_too_large")
+    assert await raw.is_closed()
+    assert await is_serving(gateway)
+
+
+async def test_a_long_url_is_414(stage: Stage) -> None:
+    gateway, _, _ = await stage.pair()
+    raw = await Raw.connect(gateway)
+
+    status, _, code = await raw.ask(b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+
+    assert (status, code) == (414, "url_too_long")
+    assert await is_serving(gateway)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00", id="TLS"),
+        pytest.param(b"hello\r\n\r\n", id="no HTTP"),
+        pytest.param(b"GET / HTTP/9.9\r\n\r\n", id="version"),
+        pytest.param(HEAD + b"bad header\r\n\r\n", id="header without colon"),
+        pytest.param(HEAD + b"content-length: -1\r\n\r\n", id="negative length"),
+        pytest.param(
+            HEAD + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n", id="two lengths"
+        ),
+        pytest.param(HEAD + b"content-length: 3\r\ncontent-length: 4\r\n\r\n", id="lengths differ"),
+        pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", id="bad chunk"),
+    ],
+)
+async def test_what_is_no_http_gets_a_clear_400(stage: Stage, said: bytes) -> None:
+    gateway, _, throughput = await stage.pair()
+    raw = await Raw.connect(gateway)
+
+    raw.writer.write(said)
+    async with asyncio.timeout(15):
+        got = await raw.reader.read()
+
+    assert got.startswith(b"HTTP/1.1 400 ") or got == b""
+    assert b"malformed_request" in got or b"zz" in said
+    assert throughput.seen == []
+    assert await is_serving(gateway)
+
+
+async def test_a_body_that_stalls_is_408(stage: Stage) -> None:
+    gateway, _, _ = await stage.pair(timeouts=replace(QUICK, body=0.1))
+    raw = await Raw.connect(gateway)
+
+    status, headers, code = await raw.ask(HEAD + b"content-length: 100\r\n\r\n{")
+
+    assert (status, code) == (408, "request_timeout")
+    assert headers["connection"] == "close"
+    assert await raw.is_closed()
+    assert await is_serving(gateway)
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /v1/chat", HEAD])
+async def test_a_head_that_stalls_is_closed(stage: Stage, said: bytes) -> None:
+    gateway, _, _ = await stage.pair(timeouts=replace(QUICK, head=0.1, keep_alive=0.1))
+    raw = await Raw.connect(gateway)
+    raw.writer.write(said)
+
+    assert await raw.is_closed()
+    assert await is_serving(gateway)
+
+
+async def test_a_client_that_stops_reading_is_ended_and_held_back_meanwhile(
+    stage: Stage,
+) -> None:
+    gateway, _, throughput = await stage.pair(timeouts=replace(QUICK, write=0.3))
+    sent = 0
+
+    async def flood(exchange: Exchange) -> None:
+        nonlocal sent
+        await exchange.begin_stream()
+        while True:
+            await exchange.chunk(b"data: " + b"x" * 65536 + b"\n\n")
+            sent += 65536
+
+    throughput.reply = flood
+    raw = await Raw.connect(gateway)
+    raw.writer.write(request(json.dumps(HELLO | {"stream": True}).encode()))
+
+    await until(lambda: throughput.running)
+    await until(lambda: throughput.running == 0)
+
+    # What lies in the sockets' buffers and in ours, and no more.
+    assert sent < 40_000_000
+    assert gateway.ready() == 2
+    throughput.reply = answer
+    assert await is_serving(gateway)
+
+
+async def test_pipelined_requests_are_answered_in_order(stage: Stage) -> None:
+    gateway, _, throughput = await stage.pair()
+    raw = await Raw.connect(gateway)
+    bodies = [json.dumps(HELLO | {"user": str(n)}).encode() for n in range(3)]
+
+    raw.writer.write(b"".join(request(body) for body in bodies))
+
+    assert [(await raw.answer())[0] for _ in bodies] == [200, 200, 200]
+    assert [seen.body["user"] for seen in throughput.seen] == ["0", "1", "2"]
+
+
+async def test_a_client_that_asks_to_continue_is_told_to(stage: Stage) -> None:
+    gateway, _, _ = await stage.pair()
+    raw = await Raw.connect(gateway)
+    body = json.dumps(HELLO).encode()
+
+    raw.writer.write(HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body))
+    assert (await raw.answer())[0] == 100
+    raw.writer.write(body)
+
+    assert (await raw.answer())[0] == 200

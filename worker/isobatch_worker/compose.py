@@ -1,0 +1,137 @@
+"""Decides how vLLM is started: arguments and environment of one worker. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from isobatch_contracts.tiers import PoolName
+
+CPU_DEFAULTS: tuple[tuple[str, ...], ...] = (
+    ("--enforce-eager",),
+    ("--dtype", "bfloat16"),
+    ("--max-model-len", "2048"),
+    ("--max-num-seqs", "32"),
+)
+"""Added on a CPU unless the arguments say otherwise: a compiled CPU start took 189 s."""
+
+CPU_CACHE_BYTES = "512M"
+"""KV cache on a CPU unless told otherwise: vLLM would take most of the machine's memory."""
+
+OWNED = frozenset({"--model", "--host", "--port", "--served-model-name"})
+STRICT_REFUSED: Mapping[str, str] = {
+    "--speculative-config": "drafts make the batch's shape part of the arithmetic",
+    "--quantization": "quantized linears are not certified",
+    "--enable-lora": "LoRA linears are not certified",
+    "--kv-cache-dtype": "a quantized KV cache is not certified",
+    "--tensor-parallel-size": "all-reduce is not certified",
+    "--pipeline-parallel-size": "several ranks are not certified",
+    "--data-parallel-size": "several ranks are not certified",
+    "--attention-backend": "the attention kernel is chosen by certification",
+    "--logits-processors": "foreign logits processors are not certified",
+    "--worker-cls": "another worker has other seams",
+    "--worker-extension-cls": "another worker has other seams",
+    "--scheduler-cls": "another scheduler has other seams",
+    "--no-enforce-eager": "compiled CPU graphs are not certified",
+    "--logprobs-mode": "only raw_logprobs are certified",
+    "-O": "compiled CPU graphs are not certified",
+    "--compilation-config": "compiled CPU graphs are not certified",
+}
+
+
+class WrongUse(ValueError):
+    """Arguments or environment that the worker cannot start with; exit code 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `isobatch worker` was asked for, the model resolved."""
+
+    pool: PoolName
+    model_path: str
+    model_digest: str
+    served_name: str
+    host: str
+    port: int
+    vllm_args: tuple[str, ...]
+    is_cpu: bool
+    cores: int
+    report_path: str
+    plans_folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the vLLM process is started: arguments after the interpreter, and environment to add."""
+
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+
+
+def compose(settings: Settings, environment: Mapping[str, str]) -> Launch:
+    """The launch for `settings` within `environment`. Raises `WrongUse` for what cannot be."""
+    _refuse(settings, environment)
+    arguments = [
+        *("-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", settings.model_path, "--served-model-name", settings.served_name),
+        *("--host", settings.host, "--port", str(settings.port)),
+    ]
+    if settings.is_cpu:
+        arguments += _cpu_defaults(settings.vllm_args, environment)
+    if settings.pool is PoolName.STRICT:
+        arguments += ["--middleware", "isobatch_worker.endpoint.NumericsEndpoint"]
+    return Launch((*arguments, *settings.vllm_args), _environment(settings, environment))
+
+
+def _flags(arguments: tuple[str, ...]) -> set[str]:
+    return {a.split("=", 1)[0].replace("_", "-") for a in arguments if a.startswith("-")}
+
+
+def _refuse(settings: Settings, environment: Mapping[str, str]) -> None:
+    flags = _flags(settings.vllm_args)
+    owned = sorted(flags & OWNED)
+    if owned:
+        raise WrongUse(f"{', '.join(owned)}: given by isobatch; use the worker's own options")
+    if settings.is_cpu and environment.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
+        raise WrongUse(
+            "VLLM_BATCH_INVARIANT is set, which kills the engine on a CPU at the first request; "
+            "unset it: the strict pool does not need it"
+        )
+    if settings.pool is PoolName.STRICT:
+        refused = sorted(flags & STRICT_REFUSED.keys())
+        if refused:
+            reasons = "; ".join(f"{flag}: {STRICT_REFUSED[flag]}" for flag in refused)
+            raise WrongUse(f"the strict pool cannot start with {reasons}")
+        if not settings.is_cpu:
+            raise WrongUse("the strict pool is certified on CPUs only, so far")
+
+
+def _cpu_defaults(given: tuple[str, ...], environment: Mapping[str, str]) -> list[str]:
+    flags = _flags(given)
+    added: list[str] = []
+    for default in CPU_DEFAULTS:
+        if not flags & {default[0], default[0].replace("--", "--no-", 1)}:
+            added += default
+    sizes = {"--kv-cache-memory-bytes", "--gpu-memory-utilization"}
+    if not flags & sizes and "VLLM_CPU_KVCACHE_SPACE" not in environment:
+        added += ["--kv-cache-memory-bytes", CPU_CACHE_BYTES]
+    return added
+
+
+def _environment(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    added = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if settings.is_cpu and "VLLM_CPU_OMP_THREADS_BIND" not in environment:
+        # vLLM binds every worker of a machine to the same cores; its count is kept, not the pin.
+        added["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        added["OMP_NUM_THREADS"] = environment.get(
+            "OMP_NUM_THREADS", str(max(1, settings.cores - 1))
+        )
+    if settings.pool is PoolName.STRICT:
+        added |= {
+            "ISOBATCH_POOL": "strict",
+            "ISOBATCH_NUMERICS_REPORT": settings.report_path,
+            "ISOBATCH_MODEL_DIGEST": settings.model_digest,
+            "ISOBATCH_PLANS": settings.plans_folder,
+            "VLLM_PLUGINS": "isobatch",
+            "VLLM_CPU_ATTN_SPLIT_KV": "0",
+            "VLLM_USE_V2_MODEL_RUNNER": "0",
+        }
+    return added

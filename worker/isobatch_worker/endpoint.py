@@ -1,0 +1,78 @@
+"""Serves `GET /isobatch/v1/numerics`, and closes every other path until strict is certified.
+
+An ASGI middleware for vLLM's `--middleware`: the class is instantiated with the app.
+"""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from isobatch_contracts.errors import STRICT_UNAVAILABLE
+from isobatch_contracts.numerics import NUMERICS_PATH, Certified
+from pydantic import BaseModel
+
+from isobatch_worker.report import Report, read_report, report_path
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_OPEN_PATHS = frozenset({"/metrics", "/version"})
+"""Reachable uncertified: they say nothing of the model's answers."""
+
+
+class _ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: None = None
+    code: str
+
+
+class _Refusal(BaseModel):
+    error: _ErrorBody
+
+
+class NumericsEndpoint:
+    """The middleware. Once the report says certified it stays so: an engine certifies once."""
+
+    def __init__(self, app: App) -> None:
+        """Wrap `app`, vLLM's API server."""
+        self._app = app
+        self._path = report_path()
+        self._certified: Certified | None = None
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer, refuse or pass on one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        report = self._report()
+        if scope["path"] == NUMERICS_PATH:
+            await _answer(send, 200 if isinstance(report, Certified) else 503, report)
+        elif isinstance(report, Certified) or scope["path"] in _OPEN_PATHS:
+            await self._app(scope, receive, send)
+        else:
+            await _answer(send, STRICT_UNAVAILABLE.status, _refusal(report.reason))
+
+    def _report(self) -> Report:
+        if self._certified is not None:
+            return self._certified
+        report = read_report(self._path)
+        if isinstance(report, Certified):
+            self._certified = report
+        return report
+
+
+def _refusal(reason: str) -> _Refusal:
+    kind = STRICT_UNAVAILABLE
+    message = f"this strict worker is not certified and answers nothing: {reason}"
+    return _Refusal(error=_ErrorBody(message=message, type=kind.type, code=kind.code))
+
+
+async def _answer(send: Send, status: int, body: BaseModel) -> None:
+    payload = body.model_dump_json(by_alias=True, exclude_none=False).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(payload))]
+    if status == STRICT_UNAVAILABLE.status:
+        headers.append((b"retry-after", b"5"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": payload})

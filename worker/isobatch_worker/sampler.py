@@ -1,0 +1,170 @@
+"""Performs sampling for the strict pool: row by row certified, noise from (seed, position) alone."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from isobatch_kernels.certification import Tensors
+from isobatch_kernels.inputs import mixed_rows
+from isobatch_kernels.noise import exponential_noise
+from isobatch_kernels.rows import CertifiedRows, RowOperator
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+from vllm.v1.sample.sampler import Sampler
+
+_SAMPLING_EPS = 1e-5  # vLLM's: below it a request is greedy
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What a row of the batch samples with; `seed` None means greedy."""
+
+    seed: int | None
+    position: int
+
+
+Rows = Callable[[int], list[Draw]]
+"""(rows of the batch) -> one `Draw` each, in the batch's order."""
+
+
+def sampling_operators(vocabulary: int, dtype: torch.dtype, max_rows: int) -> list[RowOperator]:
+    """The row-wise operators of the sampler, for certification."""
+
+    def logits(rows: int, generator: torch.Generator) -> Tensors:
+        return (4 * mixed_rows(rows, vocabulary, dtype, generator),)
+
+    def floats(rows: int, generator: torch.Generator) -> Tensors:
+        return (4 * mixed_rows(rows, vocabulary, dtype, generator).float(),)
+
+    def filtered(rows: int, generator: torch.Generator) -> Tensors:
+        k = torch.randint(1, vocabulary + 1, (rows,), generator=generator, dtype=torch.int32)
+        k[::2] = vocabulary
+        p = torch.rand(rows, generator=generator)
+        p[1::3] = 1.0
+        x = 4 * torch.randn(rows, vocabulary, generator=generator).to(dtype).float()
+        return x, k, p
+
+    shape = f"vocabulary={vocabulary} {dtype}"
+    return [
+        RowOperator("log-softmax", shape, _log_softmax, logits, max_rows),
+        RowOperator("argmax", shape, _argmax, floats, max_rows),
+        RowOperator("softmax", shape, _softmax, floats, max_rows),
+        RowOperator("top-k-top-p", shape, _filter, filtered, min(max_rows, 8)),
+    ]
+
+
+def _log_softmax(x: torch.Tensor) -> Tensors:
+    return (Sampler.compute_logprobs(x),)
+
+
+def _argmax(x: torch.Tensor) -> Tensors:
+    return (x.argmax(dim=-1).view(-1),)
+
+
+def _softmax(x: torch.Tensor) -> Tensors:
+    return (x.softmax(dim=-1, dtype=torch.float32),)
+
+
+def _filter(x: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Tensors:
+    return (apply_top_k_top_p(x, k, p),)
+
+
+@dataclass(frozen=True, slots=True)
+class CertifiedSampling:
+    """The sampler's operators as they serve."""
+
+    log_softmax: CertifiedRows
+    argmax: CertifiedRows
+    softmax: CertifiedRows
+    top_k_top_p: CertifiedRows
+
+
+class PositionalSampler(torch.nn.Module):
+    """Samples each row by an exponential race whose noise is a function of (seed, position).
+
+    Stands where vLLM's TopKTopPSampler does: (logits [B, V] float32, generators, k [B], p [B]) ->
+    (token ids [B], None). The generators are not used: they have a history.
+    """
+
+    def __init__(self, rows: Rows, operators: CertifiedSampling) -> None:
+        """`rows` tells seed and position of each row of the batch."""
+        super().__init__()
+        self._rows = rows
+        self._operators = operators
+
+    def forward(
+        self,
+        logits: torch.Tensor,
+        _generators: dict[int, torch.Generator],
+        k: torch.Tensor | None,
+        p: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, None]:
+        """Token ids [B] for `logits` [B, V], which may be altered."""
+        logits = self._filtered(logits, k, p)
+        (probabilities,) = self._operators.softmax(logits)
+        for row, draw in enumerate(self._rows(logits.shape[0])):
+            if draw.seed is not None:
+                noise = exponential_noise(draw.seed, draw.position, logits.shape[1])
+                probabilities[row].div_(noise)
+        return self._operators.argmax(probabilities)[0], None
+
+    def _filtered(
+        self, logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Filter only the rows that ask for it, so that a neighbour's filter reaches no other."""
+        if k is None and p is None:
+            return logits
+        rows, vocabulary = logits.shape
+        k = torch.full((rows,), vocabulary, dtype=torch.int32) if k is None else k
+        p = torch.ones(rows) if p is None else p
+        asked = ((k < vocabulary) | (p < 1.0)).nonzero().view(-1)
+        if len(asked):
+            (kept,) = self._operators.top_k_top_p(logits[asked], k[asked], p[asked])
+            logits[asked] = kept
+        return logits
+
+
+class StrictSampler(Sampler):
+    """vLLM's sampler with certified operators, stateless noise and ties broken by token id."""
+
+    def __init__(self, rows: Rows, operators: CertifiedSampling, logprobs_mode: Any) -> None:
+        """Build it as vLLM does, then exchange what depends on the batch or on history."""
+        super().__init__(logprobs_mode)
+        self._operators = operators
+        self.topk_topp_sampler = PositionalSampler(rows, operators)
+
+    def compute_logprobs(self, logits: torch.Tensor) -> torch.Tensor:
+        """Log-softmax [M, V] float32 of `logits` [M, V]."""
+        return self._operators.log_softmax(logits)[0]
+
+    def greedy_sample(self, logits: torch.Tensor) -> torch.Tensor:
+        """Most likely token ids [M]; which of equal logits wins does not depend on M."""
+        return self._operators.argmax(logits)[0]
+
+    @staticmethod
+    def gather_logprobs(
+        logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor
+    ) -> LogprobsTensors:
+        """Top logprobs with ties in order of token id, whatever `num_logprobs` a neighbour asks.
+
+        torch.topk leaves the order of equal values open and it moves with k, which vLLM takes as
+        the batch's maximum; short dtypes make equal values common.
+        """
+        token_ids = token_ids.unsqueeze(-1)
+        chosen = logprobs.gather(-1, token_ids)
+        top = torch.topk(_ordered_keys(logprobs), num_logprobs, dim=-1).indices
+        ranks = (logprobs >= chosen).sum(-1)
+        return LogprobsTensors(
+            torch.cat((token_ids, top), dim=1).to(torch.int32),
+            torch.cat((chosen, logprobs.gather(-1, top)), dim=1),
+            ranks,
+        )
+
+
+def _ordered_keys(values: torch.Tensor) -> torch.Tensor:
+    """[M, V] int64, all different in a row: larger float first, then smaller index."""
+    bits = values.contiguous().view(torch.int32).to(torch.int64)
+    ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+    index = torch.arange(values.shape[-1] - 1, -1, -1)
+    return (ordered << 32) | index
