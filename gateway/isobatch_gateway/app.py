@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
 from fastapi import Depends, FastAPI, Request, Response
 from isobatch_contracts import errors
+from isobatch_contracts import headers as names
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from isobatch_gateway import asked as asking
 from isobatch_gateway.openapi import PROXIED, describe
 from isobatch_gateway.orders import Principal
 from isobatch_gateway.proxy import BAD_KEY, Proxy, principal_of
@@ -55,6 +58,8 @@ class GatewayApp(FastAPI):
         """The ASGI entry."""
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PROXIED:
             await self.proxy(scope, receive, send)
+        elif scope["type"] == "http":
+            await super().__call__(scope, receive, _tagged(scope, send))
         else:
             await super().__call__(scope, receive, send)
 
@@ -64,6 +69,19 @@ class GatewayApp(FastAPI):
             has_keys = self.runtime.keys is not None
             self.openapi_schema = describe(super().openapi(), has_keys=has_keys)
         return self.openapi_schema
+
+
+def _tagged(scope: Scope, send: Send) -> Send:
+    """`send` that echoes the request id, or gives a fresh one."""
+    fresh = f"req-{random.getrandbits(128):032x}"  # unique, not secret
+    tag = asking.request_id(asking.pick(scope["headers"]), fresh).encode()
+
+    async def tagging(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (names.REQUEST_ID.encode(), tag)]
+        await send(message)
+
+    return tagging
 
 
 @contextlib.asynccontextmanager

@@ -1,7 +1,7 @@
 """Decides what the headers of a request say, before its body is looked at."""
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from isobatch_contracts import errors, headers
 
@@ -44,8 +44,7 @@ _READ = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """The headers that the gateway reads; all others stop here."""
 
     tier: str | None = None

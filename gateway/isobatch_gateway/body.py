@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import re
-from dataclasses import dataclass
-from typing import Any, Never
+from typing import Any, NamedTuple, Never
 
 import orjson
 from isobatch_contracts import errors
@@ -20,13 +18,14 @@ _OURS = (BODY_FIELD, "cache_salt", "priority", "kv_transfer_params")
 """Fields that never reach a worker as the client sent them."""
 
 # orjson reads an integer beyond 64 bits as a float; the standard library keeps it, and is slower.
-_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+# To find one, digits are made zeros and a run of zeros is searched: faster than a pattern.
+_ZEROS = bytes(ord("0") if byte in b"0123456789" else byte for byte in range(256))
+_LONG_NUMBER = b"0" * 19
 _INT64 = range(-(1 << 63), 1 << 63)
 _NO_SEED = -1  # vLLM reads a seed of -1 as none
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(NamedTuple):
     """A body that was read. `model` is without its suffix; None if the body names none."""
 
     document: dict[str, Any]
@@ -35,8 +34,7 @@ class Body:
     suffix: Tier | None
 
 
-@dataclass(frozen=True, slots=True)
-class Seeding:
+class Seeding(NamedTuple):
     """What a strict request's seed is drawn from when the client gives none. `draw` is random."""
 
     secret: bytes
@@ -107,7 +105,7 @@ def _parse(raw: bytes) -> Any | Refusal:
     if not raw:
         return _bad("body", "The body is empty; send a JSON object.")
     try:
-        if _LONG_NUMBER.search(raw):
+        if _LONG_NUMBER in raw.translate(_ZEROS):
             return json.loads(raw, parse_constant=_refuse_constant)
         return orjson.loads(raw)
     except RecursionError:

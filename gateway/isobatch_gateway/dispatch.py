@@ -1,10 +1,13 @@
 """Performs: gets some replica to begin the answer, trying another where that is safe."""
 
 import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
 
 from isobatch_contracts import errors
 from isobatch_contracts.numerics import NUMERICS_PATH
 from isobatch_contracts.tiers import PoolName
+from prometheus_client import Gauge
 
 from isobatch_gateway import outcomes
 from isobatch_gateway.breaker import Event
@@ -36,12 +39,16 @@ _NOT_IMPLEMENTED = 501  # vLLM's word for a request that this model cannot serve
 class Attempt:
     """One order at one replica. `close` it, whatever happened."""
 
-    def __init__(self, replica: Replica, pool: ConnectionPool, timeouts: Timeouts) -> None:
+    def __init__(
+        self, replica: Replica, pool: ConnectionPool, timeouts: Timeouts, gauge: Gauge
+    ) -> None:
         self.replica = replica
+        self._gauge = gauge
         self._pool = pool
         self._timeouts = timeouts
         self._relay: Relay | None = None
         replica.in_flight += 1
+        gauge.inc()
 
     @property
     def relay(self) -> Relay:
@@ -69,6 +76,7 @@ class Attempt:
     def close(self) -> None:
         """End the attempt; an answer that is not complete is given up upstream at once."""
         self.replica.in_flight -= 1
+        self._gauge.dec()
         self._drop_relay()
 
     def _drop_relay(self) -> None:
@@ -129,12 +137,19 @@ def event_of(error: UpstreamError) -> Event | None:
             return Event.FAILURE
 
 
+class Dispatching(NamedTuple):
+    """What a dispatch needs to know besides the order. `gauge` counts what a pool works on."""
+
+    timeouts: Timeouts
+    gauge: Callable[[PoolName], Gauge]
+
+
 async def dispatch(
     service: Service,
     order: Order,
     pools: Pools,
     head: list[tuple[bytes, bytes]],
-    timeouts: Timeouts,
+    settings: Dispatching,
 ) -> tuple[Attempt, Opening] | Refusal:
     """The attempt whose answer has begun. The caller closes it.
 
@@ -149,7 +164,8 @@ async def dispatch(
             break
         replica = service.replica(candidate)
         tried.add(replica.id)
-        attempt = Attempt(replica, pools.at(replica.id.url), timeouts)
+        pool, gauge = pools.at(replica.id.url), settings.gauge(replica.id.pool)
+        attempt = Attempt(replica, pool, settings.timeouts, gauge)
         try:
             return attempt, await attempt.open(head, order)
         except UpstreamError as exc:

@@ -17,6 +17,10 @@ class ConnectFailed(UpstreamError):
     """Nobody accepted the connection."""
 
 
+class ConnectTimedOut(UpstreamError):
+    """No connection came about in time: the replica may be gone, or this machine busy."""
+
+
 class ConnectionDied(UpstreamError):
     """The connection ended before the answer did."""
 

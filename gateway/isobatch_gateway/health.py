@@ -75,7 +75,10 @@ class Watcher:
             is_doubted = replica.doubt.is_set()
             replica.doubt.clear()
             was = replica.is_eligible
-            await self._check(is_doubted=is_doubted)
+            try:
+                await self._check(is_doubted=is_doubted)
+            except Exception:  # noqa: BLE001  # a bad moment must not end the watch for good
+                self._log.exception("check failed")
             if replica.is_eligible is not was:
                 self._log.info("replica in" if replica.is_eligible else "replica out")
             interval = self._settings.check_interval

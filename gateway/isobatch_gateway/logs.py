@@ -1,7 +1,9 @@
 """Performs: JSON logs, one object a line on stderr. Prompt text and keys are never handed to it."""
 
+import contextlib
 import logging
 import sys
+from typing import BinaryIO, cast
 
 import orjson
 import structlog
@@ -22,7 +24,7 @@ def configure(level: str) -> None:
             structlog.processors.JSONRenderer(serializer=_dumps),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.BytesLoggerFactory(file=sys.stderr.buffer),
+        logger_factory=structlog.BytesLoggerFactory(file=cast("BinaryIO", _Stderr())),
         cache_logger_on_first_use=True,
     )
     root = logging.getLogger()
@@ -36,6 +38,20 @@ def access_logger() -> structlog.typing.FilteringBoundLogger:
     """The logger of one line a request, bound once: a lazy one is put together at every call."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind()
     return logger
+
+
+class _Stderr:
+    """Standard error, whoever holds it now; a log that cannot be written is no reason to fail."""
+
+    def write(self, line: bytes) -> None:
+        """Write `line` if it can be written."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.buffer.write(line)
+
+    def flush(self) -> None:
+        """Flush if it can be flushed."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.buffer.flush()
 
 
 class _ToStructlog(logging.Handler):

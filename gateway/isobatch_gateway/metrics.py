@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from isobatch_contracts.tiers import PoolName
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -38,7 +39,6 @@ class _Series:
     duration: Histogram
     first: Histogram
     overhead: Histogram
-    inflight: Gauge
     by_status: dict[int, Counter] = field(default_factory=dict)
 
 
@@ -91,6 +91,7 @@ class Metrics:
         )
         self._rejected_counted = 0
         self._series: dict[Labels, _Series] = {}
+        self._inflight_by: dict[tuple[str, str, PoolName], Gauge] = {}
 
     def finished(self, labels: Labels, status: int, seconds: float) -> None:
         """A request is over, one way or another."""
@@ -108,9 +109,14 @@ class Metrics:
         series.first.observe(first_byte)
         series.overhead.observe(overhead)
 
-    def under_way(self, labels: Labels, change: int) -> None:
-        """A request began (1) or ended (-1) at a pool."""
-        self._series_of(labels).inflight.inc(change)
+    def under_way(self, labels: Labels, pool: PoolName) -> Gauge:
+        """The gauge of what `pool` works on for requests of `labels`."""
+        key = (labels.model, labels.tier, pool)
+        gauge = self._inflight_by.get(key)
+        if gauge is None:
+            gauge = self._inflight.labels(labels.model, labels.tier, pool.value)
+            self._inflight_by[key] = gauge
+        return gauge
 
     def text(self, fleet: Fleet, source: TableSource, now: float) -> bytes:
         """The exposition, with what is known of the tables now."""
@@ -134,7 +140,6 @@ class Metrics:
                 self._duration.labels(*labels),
                 self._first.labels(*labels),
                 self._overhead.labels(labels.model, labels.tier),
-                self._inflight.labels(labels.model, labels.tier, labels.pool),
             )
         return series
 

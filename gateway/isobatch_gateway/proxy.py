@@ -3,19 +3,18 @@
 import asyncio
 import random
 import time
-from dataclasses import replace
 
 from isobatch_contracts import errors
 from isobatch_contracts import headers as names
 
 from isobatch_gateway import asked as asking
-from isobatch_gateway import keys, logs, outcomes
+from isobatch_gateway import logs, outcomes
 from isobatch_gateway.admission import Ticket, admit
 from isobatch_gateway.asked import Asked
 from isobatch_gateway.body import read_body
 from isobatch_gateway.breaker import Event
 from isobatch_gateway.client import Client, Receive, Record, Scope, Send
-from isobatch_gateway.dispatch import Attempt, dispatch, event_of
+from isobatch_gateway.dispatch import Attempt, Dispatching, dispatch, event_of
 from isobatch_gateway.errors import (
     ClientGone,
     ClientStalled,
@@ -157,24 +156,22 @@ class Proxy:
         record, runtime = client.record, self._runtime
         sent = time.perf_counter()
         if ticket.pools is not order.pools:
-            order = replace(order, pools=ticket.pools)
-        begun = await dispatch(service, order, runtime.pools, head, runtime.settings.timeouts)
+            order = order._replace(pools=ticket.pools)
+        labels = record.labels
+        settings = Dispatching(
+            runtime.settings.timeouts, lambda pool: runtime.metrics.under_way(labels, pool)
+        )
+        begun = await dispatch(service, order, runtime.pools, head, settings)
         record.upstream_wait = time.perf_counter() - sent
         if isinstance(begun, Refusal):
             return begun
         attempt, opening = begun
-        labels = record.labels = Labels(
-            record.labels.model,
-            record.labels.tier,
-            attempt.replica.id.pool.value,
-            attempt.replica.id.revision,
-        )
-        record.replica = attempt.replica.id.name
-        runtime.metrics.under_way(labels, 1)
+        served_by = attempt.replica.id
+        record.labels = labels._replace(pool=served_by.pool.value, revision=served_by.revision)
+        record.replica = served_by.name
         try:
             await self._pass(client, attempt, opening, order)
         finally:
-            runtime.metrics.under_way(labels, -1)
             attempt.close()
         return None
 
@@ -282,8 +279,7 @@ def principal_of(runtime: Runtime, authorization: str | None) -> Principal | Non
     """Who asks; None if the key is missing or unknown."""
     if runtime.keys is None:
         return Principal()
-    key = runtime.keys.ring.holder(keys.bearer(authorization))
-    return None if key is None else runtime.keys.principals[key.id]
+    return runtime.keys.principal(authorization)
 
 
 def _upstream_head(asked: Asked, own_id: str) -> Headers:

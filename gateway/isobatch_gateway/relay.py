@@ -8,8 +8,7 @@ the upstream socket to the write of the client's within one callback.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from isobatch_gateway.eager import Rest, begin
 from isobatch_gateway.errors import (
@@ -37,8 +36,7 @@ class Writer(Protocol):
     write: Callable[[bytes], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(NamedTuple):
     """What is known before the client sees anything. `is_whole`: the answer is in it entirely."""
 
     status: int

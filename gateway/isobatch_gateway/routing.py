@@ -1,7 +1,7 @@
 """Decides which revision and replica serve a request, from a snapshot of what could."""
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from isobatch_contracts.tiers import PoolName
 
@@ -10,8 +10,7 @@ from isobatch_gateway import identity
 _SPREAD = 1.25  # a replica may hold so many times the average before its conversations move on
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One replica that could serve now. `load` is in requests; `weight` its revision's percent."""
 
     name: str
@@ -22,8 +21,7 @@ class Candidate:
     fingerprint: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Asker:
+class Asker(NamedTuple):
     """Whose request it is. `conversation` None: nothing to be faithful to."""
 
     tenant: str

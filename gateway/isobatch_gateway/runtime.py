@@ -27,6 +27,7 @@ from isobatch_gateway.upstream.control import PoolTransport
 from isobatch_gateway.upstream.pool import Pools
 
 _LEAST_SECRET = 16  # bytes
+_MOST_RECENT = 10_000
 
 
 class Runtime:
@@ -56,6 +57,10 @@ class Runtime:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep tables, keys and replicas current until the block ends."""
+        if self.settings.secret is None:
+            structlog.get_logger().warning(
+                "no --secret file: salts and seeds of idempotency keys end with this process"
+            )
         self.refresh()
         refresher = asyncio.create_task(self._keep_fresh())
         try:
@@ -117,11 +122,28 @@ class _KeyFile:
         self._path = path
         self._stamp: tuple[int, int, int] | None = None
         self.ring = keys.KeyRing(())
-        self.principals: dict[str, Principal] = {}
+        self._principals: dict[str, Principal] = {}
+        self._recent: dict[str, Principal] = {}
         try:
             self._read()
         except OSError as exc:
             raise SettingsInvalid(f"keys file {path}: {exc.strerror}") from exc
+
+    def principal(self, authorization: str | None) -> Principal | None:
+        """Who asks; None if the key is missing or unknown.
+
+        Headers that were good are remembered until the file changes: a look instead of a hash.
+        """
+        found = self._recent.get(authorization or "")
+        if found is not None:
+            return found
+        key = self.ring.holder(keys.bearer(authorization))
+        if key is None or authorization is None:
+            return None
+        if len(self._recent) >= _MOST_RECENT:  # one key may come with any number of spaces
+            self._recent.clear()
+        found = self._recent[authorization] = self._principals[key.id]
+        return found
 
     def refresh(self) -> None:
         """Read the file if it changed."""
@@ -135,7 +157,8 @@ class _KeyFile:
         self._stamp = _stamp(self._path)
         known = keys.parse(self._path.read_bytes()).keys
         self.ring = keys.KeyRing(known)
-        self.principals = {key.id: Principal.of(key) for key in known}
+        self._principals = {key.id: Principal.of(key) for key in known}
+        self._recent = {}
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

@@ -6,12 +6,16 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from isobatch_contracts import errors
 from isobatch_contracts.errors import ErrorKind, ErrorType
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from isobatch_gateway.client import ABORT, TELL, WRITE
 from isobatch_gateway.errors import SettingsInvalid
@@ -113,6 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refusal = _too_many_headers(self.bounds)
             raise _OutOfBoundsError
         super().on_headers_complete()
+        self.cycle.transport = cast("asyncio.Transport", _HeadHolder(self.transport, self.cycle))
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
@@ -174,7 +179,7 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
     def _tell(self, on_gone: Callable[[], None]) -> None:
@@ -197,6 +202,38 @@ def _too_many_headers(bounds: Bounds) -> Refusal:
         "them. Send fewer.",
         closes=True,
     )
+
+
+class _HeadHolder:
+    """Holds an answer's head until the first bytes of its body: one write for both.
+
+    The body follows at once, as nothing is begun before its first bytes are there. It stands in
+    for the transport until then.
+    """
+
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        self._transport = transport
+        self._cycle = cycle
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        """Hold a final answer's head; write it together with what follows."""
+        if not self._head and not data.startswith(b"HTTP/1.1 100 "):
+            self._head = data
+            return
+        self._transport.write(self._head + data)
+        if self._head:
+            self._cycle.transport = self._transport
+
+    def close(self) -> None:
+        """Write what is held, and close."""
+        if self._head and self._cycle.transport is not self._transport:
+            self._transport.write(self._head)
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """As the transport says."""
+        return self._transport.is_closing()
 
 
 class GatewayServer(uvicorn.Server):

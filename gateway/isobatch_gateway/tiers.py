@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from isobatch_contracts import errors, headers
 from isobatch_contracts.resource import StandardFallback, Tiers
@@ -13,8 +14,7 @@ _NAMES = ", ".join(tier.value for tier in Tier)
 BODY_FIELD = "consistency_tier"
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
+class Declared(NamedTuple):
     """What one request says of its tier. `body` is the field as parsed; None is not declared."""
 
     header: str | None = None

@@ -2,17 +2,19 @@
 
 import asyncio
 import json
+import logging
 import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
+import structlog
 from isobatch_gateway import commands, keys
 from isobatch_gateway.server import listen
 
@@ -92,6 +94,16 @@ async def read_all(url: str, began: asyncio.Event) -> bytes:
             text += chunk
             began.set()
         return text
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """Undo what a command that runs in this process does to the log."""
+    root, was = logging.getLogger(), structlog.get_config()
+    handlers, level = root.handlers, root.level
+    yield
+    root.handlers, root.level = handlers, level
+    structlog.configure(**was)
 
 
 async def test_sigterm_lets_open_streams_finish_and_exits_0(stage: Stage) -> None:
@@ -239,11 +251,8 @@ def test_a_key_is_made_listed_and_revoked(
     limits = '{"strict": {"requestsPerMinute": 60}}'
     made = commands.key(
         [
-            *f"create --file {file} --id ci --tier strict --model m --default-tier strict".split(),
-            "--limits",
-            limits,
-            "-o",
-            "json",
+            *f"create --file {file} --id ci --tier strict --model m -o json".split(),
+            *("--default-tier", "strict", "--limits", limits),
         ]
     )
     token = json.loads(capsys.readouterr().out)["key"]

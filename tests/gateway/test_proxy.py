@@ -468,6 +468,16 @@ async def test_load_seen_by_other_gateways_counts(stage: Stage) -> None:
     assert (len(busy.seen), len(free.seen)) == (0, 10)
 
 
+async def test_our_own_routes_echo_the_request_id_too(stage: Stage) -> None:
+    gateway = await stage.gateway()
+
+    echoed = await gateway.http.get("/v1/models", headers={"x-request-id": "mine"})
+    missing = await gateway.http.get("/nothing")
+
+    assert echoed.headers["x-request-id"] == "mine"
+    assert missing.headers["x-request-id"].startswith("req-")
+
+
 async def test_readiness_waits_for_a_table(stage: Stage) -> None:
     gateway = await stage.gateway()
 

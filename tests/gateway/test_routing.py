@@ -9,7 +9,9 @@ names = st.sampled_from([f"r{n}" for n in range(6)])
 pools = st.sampled_from(list(PoolName))
 draws = st.floats(0, 1, exclude_max=True)
 conversations = st.none() | st.text(max_size=20)
-askers = st.builds(Asker, tenant=names, conversation=conversations, draw=draws)
+askers = st.builds(
+    Asker, tenant=names, conversation=conversations, draw=draws, fingerprint=st.none()
+)
 
 
 @st.composite

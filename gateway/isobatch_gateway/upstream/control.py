@@ -12,6 +12,7 @@ from isobatch_gateway.errors import (
     BadAnswer,
     ConnectFailed,
     ConnectionDied,
+    ConnectTimedOut,
     FirstByteTimedOut,
     UpstreamError,
 )
@@ -99,6 +100,8 @@ class PoolTransport(httpx.AsyncBaseTransport):
             answer = await self._ask(pool, raw, seconds, is_head=request.method == "HEAD")
         except ConnectFailed as exc:
             raise httpx.ConnectError(str(exc), request=request) from exc
+        except ConnectTimedOut as exc:
+            raise httpx.ConnectTimeout(str(exc), request=request) from exc
         except FirstByteTimedOut as exc:
             raise httpx.ReadTimeout(str(exc), request=request) from exc
         except UpstreamError as exc:

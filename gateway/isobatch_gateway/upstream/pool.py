@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 
-from isobatch_gateway.errors import ConnectFailed
+from isobatch_gateway.errors import ConnectFailed, ConnectTimedOut
 from isobatch_gateway.upstream.connection import Connection
 
 _MOST_IDLE = 512
@@ -40,15 +40,17 @@ class ConnectionPool:
         return None
 
     async def connect(self) -> Connection:
-        """A fresh connection. Raises `ConnectFailed`."""
+        """A fresh connection. Raises `ConnectFailed` or `ConnectTimedOut`."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await loop.create_connection(
                     lambda: Connection(self._release), self._host, self._port
                 )
-        except (OSError, TimeoutError) as exc:
-            raise ConnectFailed(f"{self.authority}: {exc or 'timed out'}") from exc
+        except TimeoutError as exc:  # an OSError too: it comes first
+            raise ConnectTimedOut(self.authority) from exc
+        except OSError as exc:
+            raise ConnectFailed(f"{self.authority}: {exc}") from exc
         return connection
 
     def prune(self) -> None:

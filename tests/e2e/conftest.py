@@ -1,0 +1,104 @@
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+READY_SECONDS = 240
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+class Worker:
+    """A real `isobatch worker` in a process group of its own."""
+
+    def __init__(self, pool: str, log: Path, *vllm_args: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        command = [sys.executable, "-m", "isobatch_cli", "worker", "--pool", pool]
+        command += ["--model", "builtin://smollm2-135m", "--served-model-name", "smollm2"]
+        command += ["--port", str(self.port), "--", *vllm_args]
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as refusal:
+            return refusal.code, refusal.read()
+
+    def wait_until_answering(self) -> None:
+        """Poll until the port answers; a worker that ended fails with its log."""
+        for _ in range(READY_SECONDS):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=1.0)
+                break
+            with contextlib.suppress(OSError):
+                self.get("/version")
+                return
+        pytest.fail(f"worker does not answer:\n{self.log.read_text()[-4000:]}")
+
+    def metric(self, name: str) -> float:
+        _, text = self.get("/metrics")
+        lines = [line for line in text.decode().splitlines() if line.startswith(name)]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGTERM)
+        try:
+            self.process.wait(timeout=30)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("workers")
+
+
+@pytest.fixture(scope="session")
+def strict(logs: Path) -> Iterator[Worker]:
+    worker = Worker("strict", logs / "strict.log")
+    worker.wait_until_answering()
+    yield worker
+    worker.stop()
+
+
+@pytest.fixture(scope="session")
+def cramped(logs: Path, strict: Worker) -> Iterator[Worker]:
+    """A second replica: prefill chunked at 64 tokens, and a KV cache that forces preemptions."""
+    worker = Worker(
+        "strict",
+        logs / "cramped.log",
+        *("--max-num-batched-tokens", "64", "--num-gpu-blocks-override", "12"),
+        *("--max-model-len", "512", "--no-enable-prefix-caching"),
+    )
+    worker.wait_until_answering()
+    yield worker
+    worker.stop()
+
+
+def certificate(worker: Worker) -> dict[str, object]:
+    status, body = worker.get("/isobatch/v1/numerics")
+    assert status == 200, body
+    document: dict[str, object] = json.loads(body)
+    return document
