@@ -1,4 +1,4 @@
-"""The commands `isobatch worker`, `isobatch certify` and `isobatch numerics`."""
+"""The command `isobatch worker`."""
 
 import argparse
 import os

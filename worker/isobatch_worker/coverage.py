@@ -49,7 +49,7 @@ def cover(
     shapes: Shapes,
     linear: Callable[[torch.nn.Module, Shapes], RowOperator | None],
 ) -> tuple[Covered, ...]:
-    """The modules to certify, in the model's order. `linear` describes a linear layer, if it is one.
+    """The modules to certify, in the model's order; `linear` describes a linear layer, else None.
 
     Raises `CertificationRefused` with the types that nobody has described.
     """
@@ -86,7 +86,9 @@ def _row_operators(module: torch.nn.Module, shapes: Shapes) -> list[Covered]:
 
 
 def _norm(module: torch.nn.Module, shapes: Shapes, *, residual: bool) -> Covered:
-    width = int(module.weight.shape[0])
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    width = weight.shape[0]
     forward = module.forward
 
     def run(*inputs: torch.Tensor) -> Tensors:

@@ -12,7 +12,7 @@ from isobatch_worker.seams import vllm_version
 
 
 def read_arithmetic() -> Arithmetic:
-    """CPU model, its instruction sets and caches (libraries choose kernels by both), and threads."""
+    """CPU model, instruction sets and caches (libraries choose kernels by both), and threads."""
     flags, model = "", platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")

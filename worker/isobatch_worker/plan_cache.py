@@ -1,4 +1,4 @@
-"""Keeps plans between starts; one that no longer matches is not found, so certification runs anew."""
+"""Keeps plans between starts; one that no longer matches is not found, and proved anew."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Performs sampling for the strict pool: row by row certified, noise from (seed, position) alone."""
+"""Performs sampling for the strict pool: rows certified, noise from (seed, position) alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,7 +125,7 @@ class PositionalSampler(torch.nn.Module):
         return logits
 
 
-class StrictSampler(Sampler):
+class StrictSampler(Sampler):  # type: ignore[misc]  # vLLM is not followed by mypy
     """vLLM's sampler with certified operators, stateless noise and ties broken by token id."""
 
     def __init__(self, rows: Rows, operators: CertifiedSampling, logprobs_mode: Any) -> None:

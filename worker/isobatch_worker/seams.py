@@ -98,7 +98,8 @@ def vllm_version() -> str:
 def resolve(name: str) -> Any:
     """The object that `module:qualified.name` names."""
     module, _, path = name.partition(":")
-    return functools.reduce(getattr, path.split("."), importlib.import_module(module))
+    target: Any = importlib.import_module(module)
+    return functools.reduce(getattr, path.split("."), target)
 
 
 def source_digest(target: Any) -> str:
@@ -164,9 +165,9 @@ def library_linear(
     """VLLM's own linear for `weight` [N, K]: (x [M, K], bias [N] or None) -> [M, N]."""
     utils = importlib.import_module("vllm.model_executor.layers.utils")
     dispatch = inspect.unwrap(utils.dispatch_cpu_unquantized_gemm)
-    layer = torch.nn.Module()
+    layer: Any = torch.nn.Module()
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
-    dispatch(layer, False)
+    dispatch(layer, remove_weight=False)
     return lambda x, bias: layer.cpu_linear(x, layer.weight, bias)
 
 

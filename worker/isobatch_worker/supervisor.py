@@ -1,7 +1,7 @@
 """Performs the life of one vLLM: starts it, passes signals on, and leaves no process behind.
 
-vLLM is a tree (API server, engine, workers). When the API server is killed its engine lives on; this
-process adopts such orphans (PR_SET_CHILD_SUBREAPER) and ends them.
+vLLM is a tree (API server, engine, workers). When the API server is killed its engine lives on;
+this process adopts such orphans (PR_SET_CHILD_SUBREAPER) and ends them.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Performs the way from a model URI to a folder: converts, finds or downloads, and checks digests."""
+"""Performs the way from a model URI to a folder: converts, finds or downloads, and checks."""
 
 import fcntl
 import hashlib
@@ -50,8 +50,8 @@ def resolve(
     digest = folder_digest(path)
     if expected_digest is not None and digest != expected_digest:
         raise DigestMismatch(
-            f"{uri} has digest {digest}, but {expected_digest} was asked for: other weights, config "
-            "or tokenizer; correct the digest or the model"
+            f"{uri} has digest {digest}, but {expected_digest} was asked for: other weights, "
+            "config or tokenizer; correct the digest or the model"
         )
     return LoadedModel(uri, path, digest)
 
