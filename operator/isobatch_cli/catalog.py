@@ -13,8 +13,6 @@ SUMMARIES = {
     "down": "stop what `up` started",
     "worker": "run one vLLM worker of a pool (what a pod runs)",
     "gateway": "run the OpenAI-compatible gateway",
-    "certify": "prove which schedules keep their bits and write the plan",
-    "numerics": "explain what fixes the bits behind a fingerprint",
     "key": "create, list and revoke API keys of the gateway",
 }
 

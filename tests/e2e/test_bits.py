@@ -10,18 +10,9 @@ import pytest
 
 pytestmark = pytest.mark.model
 
-TOPICS = [
-    "rain on tin roofs",
-    " a late train",
-    " the price of salt",
-    " an old map",
-    " bread",
-    " stars",
-    " rust",
-]
+TOPICS = ("rain", "a late train", "the price of salt", "an old map", "bread", "stars", "rust")
 PROMPTS = tuple(
-    f"{number}. Write about{topic}. "
-    + f"The word {topic.split()[-1]} matters. " * (7 * number % 37)
+    f"{number}. Write about {topic}. " + f"The {topic.split()[-1]} matters. " * (7 * number % 37)
     for number, topic in enumerate((TOPICS * 3)[:16])
 )
 TOKENS = 64

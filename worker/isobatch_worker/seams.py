@@ -133,7 +133,7 @@ def install(prepare: Callable[[Any], None]) -> None:
     dispatch = utils.dispatch_cpu_unquantized_gemm
 
     @functools.wraps(dispatch)
-    def keep_shape(layer: torch.nn.Module, remove_weight: bool) -> None:  # noqa: FBT001  # vLLM's signature
+    def keep_shape(layer: Any, remove_weight: bool) -> None:  # noqa: FBT001  # vLLM has it so
         if layer.weight.ndim == 2 and not layer.weight.is_meta:
             rows, columns = layer.weight.shape
             setattr(layer, LINEAR_SHAPE, (rows, columns, layer.weight.dtype))
