@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 READY_SECONDS = 240
@@ -75,16 +76,62 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("workers")
 
 
-@pytest.fixture(scope="session")
-def strict(logs: Path) -> Iterator[Worker]:
-    worker = Worker("strict", logs / "strict.log")
-    worker.wait_until_answering()
-    yield worker
-    worker.stop()
+class Service:
+    """A real `isobatch up --detach` of the default manifest, in a state folder of its own."""
+
+    def __init__(self, state: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.state = state
+        self.environment = {**os.environ, "ISOBATCH_STATE_DIR": str(state)}
+        started = self.run("up", "--detach", "--port", str(self.port))
+        assert started.returncode == 0, started.stdout + started.stderr
+        self.printed = started.stdout
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "isobatch_cli", *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+
+    def replica_url(self, pool: str) -> str:
+        (table,) = self.state.glob("*/tables/table.json")
+        revisions = json.loads(table.read_text())["revisions"]
+        (found,) = [e["url"] for r in revisions if r["pool"] == pool for e in r["endpoints"]]
+        return str(found)
+
+    def metric(self, pool: str, name: str) -> float:
+        with urllib.request.urlopen(self.replica_url(pool) + "/metrics", timeout=10) as answer:
+            lines = [x for x in answer.read().decode().splitlines() if x.startswith(name)]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def processes(self, part: str) -> list[psutil.Process]:
+        """Our processes whose command line or title holds `part`."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                environment = process.environ()
+                title = " ".join(process.cmdline())
+                if environment.get("ISOBATCH_STATE_DIR") == str(self.state) and part in title:
+                    found.append(process)
+        return found
 
 
 @pytest.fixture(scope="session")
-def cramped(logs: Path, strict: Worker) -> Iterator[Worker]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    service = Service(tmp_path_factory.mktemp("state"))
+    yield service
+    stopped = service.run("down")
+    assert stopped.returncode == 0, stopped.stderr
+    assert service.processes("isobatch") == []
+
+
+@pytest.fixture(scope="session")
+def cramped(logs: Path, service: Service) -> Iterator[Worker]:
     """A second replica: prefill chunked at 64 tokens, and a KV cache that forces preemptions."""
     worker = Worker(
         "strict",
@@ -95,10 +142,3 @@ def cramped(logs: Path, strict: Worker) -> Iterator[Worker]:
     worker.wait_until_answering()
     yield worker
     worker.stop()
-
-
-def certificate(worker: Worker) -> dict[str, object]:
-    status, body = worker.get("/isobatch/v1/numerics")
-    assert status == 200, body
-    document: dict[str, object] = json.loads(body)
-    return document

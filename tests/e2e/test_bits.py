@@ -38,6 +38,11 @@ def bits(value: float) -> str:
     return struct.pack(">d", value).hex()
 
 
+def strict_client(url: str) -> httpx.AsyncClient:
+    """A client of a gateway or of a strict worker itself, which ignores the header."""
+    return httpx.AsyncClient(base_url=url, headers={"X-Consistency-Tier": "strict"})
+
+
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
     answer = await client.post("/v1/completions", json=body, timeout=600)
     assert answer.status_code == 200, answer.text
@@ -49,13 +54,13 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
 
 
 async def alone(url: str, *, sampled: bool) -> list[Answer]:
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with strict_client(url) as client:
         return [await ask(client, body_of(p, sampled=sampled)) for p in PROMPTS]
 
 
 async def crowded(url: str, neighbours: int, *, sampled: bool) -> list[Answer]:
     """The prompts at once, `neighbours` others of mixed length and settings among them."""
-    async with httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_connections=64)) as client:
+    async with strict_client(url) as client:
         others = [
             {
                 **body_of("noise " * (1 + 29 * n % 211), sampled=n % 2 == 0),
@@ -77,28 +82,28 @@ def sampled(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="module")
-def wanted(strict: Any, sampled: bool) -> list[Answer]:
-    return asyncio.run(alone(strict.url, sampled=sampled))
+def wanted(service: Any, sampled: bool) -> list[Answer]:
+    return asyncio.run(alone(service.url, sampled=sampled))
 
 
 @pytest.mark.parametrize("neighbours", [7, 31])
 def test_an_answer_among_neighbours_has_the_bits_of_the_answer_alone(
-    strict: Any, wanted: list[Answer], neighbours: int, sampled: bool
+    service: Any, wanted: list[Answer], neighbours: int, sampled: bool
 ) -> None:
-    assert asyncio.run(crowded(strict.url, neighbours, sampled=sampled)) == wanted
+    assert asyncio.run(crowded(service.url, neighbours, sampled=sampled)) == wanted
 
 
 def test_a_warm_prefix_cache_changes_nothing(
-    strict: Any, wanted: list[Answer], sampled: bool
+    service: Any, wanted: list[Answer], sampled: bool
 ) -> None:
-    before = strict.metric("vllm:prefix_cache_hits_total")
+    before = service.metric("strict", "vllm:prefix_cache_hits_total")
 
-    assert asyncio.run(alone(strict.url, sampled=sampled)) == wanted
-    assert strict.metric("vllm:prefix_cache_hits_total") > before
+    assert asyncio.run(alone(service.url, sampled=sampled)) == wanted
+    assert service.metric("strict", "vllm:prefix_cache_hits_total") > before
 
 
 def test_a_second_replica_with_chunked_prefill_and_preemptions_gives_the_same_bits(
-    strict: Any, cramped: Any, wanted: list[Answer], sampled: bool
+    service: Any, cramped: Any, wanted: list[Answer], sampled: bool
 ) -> None:
     got = asyncio.run(crowded(cramped.url, 0, sampled=sampled))
 
@@ -107,10 +112,10 @@ def test_a_second_replica_with_chunked_prefill_and_preemptions_gives_the_same_bi
 
 
 def test_prompt_logprobs_of_the_finished_text_are_those_it_was_decoded_with(
-    strict: Any, wanted: list[Answer], sampled: bool
+    service: Any, wanted: list[Answer], sampled: bool
 ) -> None:
     async def score() -> list[list[str]]:
-        async with httpx.AsyncClient(base_url=strict.url) as client:
+        async with strict_client(service.url) as client:
             found = []
             for prompt, (tokens, _) in zip(PROMPTS, wanted, strict=True):
                 start = await client.post(
