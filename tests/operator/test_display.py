@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import select
 import shlex
 import subprocess
 import sys
@@ -97,6 +98,8 @@ def _take_terminal() -> None:
 def _read_until(descriptor: int, mark: bytes) -> bytes:
     seen = b""
     while mark not in seen:
+        readable, _, _ = select.select([descriptor], [], [], 60)
+        assert readable, f"nothing more came after {seen!r}"
         seen += os.read(descriptor, 65536)
     return seen
 

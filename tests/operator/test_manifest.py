@@ -1,14 +1,23 @@
 """A manifest is taken, or refused with the path of the field and what was expected."""
 
-from importlib.resources import files
-
 import pytest
 from isobatch_contracts.resource import InferenceService
 from isobatch_operator.local.manifest_file import default_manifest
 from isobatch_operator.manifest import InvalidManifest, parse_manifest
 from isobatch_operator.revision import revision_of
 
-GOOD = files("isobatch_operator.local").joinpath("default.yaml").read_text()
+GOOD = """\
+apiVersion: serving.isobatch.dev/v1alpha1
+kind: InferenceService
+metadata:
+  name: smollm2
+spec:
+  model:
+    uri: builtin://smollm2-135m
+  pools:
+    strict: {replicas: 1}
+    throughput: {replicas: 1}
+"""
 
 
 def problems(text: str) -> str:
@@ -50,7 +59,7 @@ def test_the_default_is_the_built_in_model_in_one_replica_of_each_pool() -> None
         (("builtin://", "ftp://"), "spec.model.uri: must match pattern"),
         (("kind: InferenceService", "kind: Pod"), "kind: expected 'InferenceService', found 'Pod'"),
         (("name: smollm2", "name: Smol_M"), "metadata.name: must match pattern"),
-        (("spec:", "spec: ["), "line 8, column"),
+        (("spec:", "spec: ["), "line 7, column"),
         (("spec:", "tiers: {}\nspec:"), "tiers: there is no such field; expected one of"),
         (("  pools:", "  tiers: {default: strict, allowed: [standard]}\n  pools:"), "spec.tiers: "),
         (("kind:", "kind: InferenceService\n---\nkind:"), "found 2 documents"),

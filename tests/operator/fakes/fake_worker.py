@@ -28,7 +28,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=0, help="in flight, for ever")
     parser.add_argument("--fingerprint", default="a")
     parser.add_argument("--note", help="nothing; makes another revision")
-    return parser.parse_args()
+    # The rest is vLLM's: the default manifest passes some.
+    return parser.parse_known_args()[0]
 
 
 def numerics(options: argparse.Namespace) -> tuple[int, object]:
