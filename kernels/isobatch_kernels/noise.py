@@ -18,6 +18,8 @@ def exponential_noise(seed: int, position: int, vocabulary: int) -> torch.Tensor
     Integers come from Philox; the logarithm is taken in float64 by one library on one row, and
     rounded once. Never zero: the smallest uniform is 2^-53.
     """
-    bits = np.random.Philox(key=[seed & _MASK, 0], counter=[0, 0, 0, position])
+    # uint64 arrays: numpy takes a list with an integer above 2^63 as floats and drops its low bits.
+    key = np.array([seed & _MASK, 0], dtype=np.uint64)
+    bits = np.random.Philox(key=key, counter=np.array([0, 0, 0, position], dtype=np.uint64))
     uniform = ((bits.random_raw(vocabulary) >> 11) + 1).astype(np.float64) * 2.0**-53
     return torch.from_numpy(-np.log(uniform)).clamp_min_(2.0**-53).float()
