@@ -7,7 +7,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -77,16 +77,20 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Service:
-    """A real `isobatch up --detach` of the default manifest, in a state folder of its own."""
+    """A real `isobatch up --detach` in a state folder of its own; `arguments` are more of `up`."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(
+        self, state: Path, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.state = state
-        self.environment = {**os.environ, "ISOBATCH_STATE_DIR": str(state)}
-        started = self.run("up", "--detach", "--port", str(self.port))
-        assert started.returncode == 0, started.stdout + started.stderr
-        self.printed = started.stdout
+        self.environment = {
+            **os.environ,
+            "ISOBATCH_STATE_DIR": str(state),
+            **(environment or {}),
+        }
+        self.started = self.run("up", "--detach", "--port", str(self.port), *arguments)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -124,6 +128,7 @@ class Service:
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     service = Service(tmp_path_factory.mktemp("state"))
+    assert service.started.returncode == 0, service.started.stdout + service.started.stderr
     yield service
     stopped = service.run("down")
     assert stopped.returncode == 0, stopped.stderr
@@ -142,3 +147,18 @@ def cramped(logs: Path, service: Service) -> Iterator[Worker]:
     worker.wait_until_answering()
     yield worker
     worker.stop()
+
+
+@pytest.fixture
+def service_of(tmp_path: Path) -> Iterator[Callable[..., Service]]:
+    """Start one more service: (arguments of `up`, environment) -> it, stopped afterwards."""
+    started: list[Service] = []
+
+    def start(*arguments: str, **environment: str) -> Service:
+        state = tmp_path / f"state-{len(started)}"
+        started.append(Service(state, *arguments, environment=environment))
+        return started[-1]
+
+    yield start
+    for service in started:
+        service.run("down")

@@ -49,7 +49,7 @@ def client(service: Any) -> openai.OpenAI:
 
 
 def test_the_printed_curl_lines_are_answered(service: Any) -> None:
-    lines = [line for line in service.printed.splitlines() if line.startswith("curl ")]
+    lines = [line for line in service.started.stdout.splitlines() if line.startswith("curl ")]
 
     assert len(lines) == 2
     for line in lines:
@@ -60,7 +60,7 @@ def test_the_printed_curl_lines_are_answered(service: Any) -> None:
 
 
 def test_the_printed_sdk_snippet_is_answered_in_both_tiers(service: Any) -> None:
-    text = service.printed
+    text = service.started.stdout
     snippet = text[text.index("from openai") : text.index("# it runs in the background")]
 
     ran = subprocess.run(
