@@ -86,7 +86,7 @@ def wanted(service: Any, sampled: bool) -> list[Answer]:
     return asyncio.run(alone(service.url, sampled=sampled))
 
 
-@pytest.mark.parametrize("neighbours", [7, 31])
+@pytest.mark.parametrize("neighbours", [pytest.param(7, marks=pytest.mark.full), 31])
 def test_an_answer_among_neighbours_has_the_bits_of_the_answer_alone(
     service: Any, wanted: list[Answer], neighbours: int, sampled: bool
 ) -> None:
@@ -98,7 +98,7 @@ def test_a_warm_prefix_cache_changes_nothing(
 ) -> None:
     before = service.metric("strict", "vllm:prefix_cache_hits_total")
 
-    assert asyncio.run(alone(service.url, sampled=sampled)) == wanted
+    assert asyncio.run(crowded(service.url, 0, sampled=sampled)) == wanted
     assert service.metric("strict", "vllm:prefix_cache_hits_total") > before
 
 

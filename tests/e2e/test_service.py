@@ -1,0 +1,223 @@
+"""`isobatch up` as a newcomer meets it: what it prints works, clients work, faults pass."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+pytestmark = pytest.mark.model
+
+BACK_SECONDS = 240
+STORY = {"model": "smollm2", "prompt": "A story:", "max_tokens": 1500, "ignore_eos": True}
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> float:
+    """Poll until `condition` holds; returns the seconds it took."""
+    started = time.monotonic()
+    tick = threading.Event()
+    while not condition():
+        if time.monotonic() - started > seconds:
+            pytest.fail(f"not within {seconds} s: {what}")
+        tick.wait(0.1)
+    return time.monotonic() - started
+
+
+def chat(service: Any, tier: str) -> httpx.Response:
+    return httpx.post(
+        f"{service.url}/v1/chat/completions",
+        headers={"X-Consistency-Tier": tier},
+        json={
+            "model": "smollm2",
+            "messages": [{"role": "user", "content": "Say hello."}],
+            "max_tokens": 4,
+        },
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def client(service: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{service.url}/v1", api_key="unused", max_retries=0, timeout=120)
+
+
+def test_the_printed_curl_lines_are_answered(service: Any) -> None:
+    lines = [line for line in service.started.stdout.splitlines() if line.startswith("curl ")]
+
+    assert len(lines) == 2
+    for line in lines:
+        ran = subprocess.run(
+            line, shell=True, capture_output=True, text=True, timeout=120, check=True
+        )
+        assert json.loads(ran.stdout)["choices"][0]["message"]["content"], ran
+
+
+def test_the_printed_sdk_snippet_is_answered_in_both_tiers(service: Any) -> None:
+    text = service.started.stdout
+    snippet = text[text.index("from openai") : text.index("# it runs in the background")]
+
+    ran = subprocess.run(
+        [sys.executable, "-c", snippet], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == ["strict", "standard"]
+
+
+@pytest.mark.parametrize(
+    "declare",
+    [
+        pytest.param({"extra_headers": {"X-Consistency-Tier": "strict"}}, id="header"),
+        pytest.param({"extra_body": {"consistency_tier": "strict"}}, id="extra-body"),
+        pytest.param({"model": "smollm2:strict"}, id="model-suffix"),
+    ],
+)
+def test_a_tier_can_be_declared_in_three_ways(
+    client: openai.OpenAI, declare: dict[str, Any]
+) -> None:
+    arguments = {"model": "smollm2", "prompt": "1, 2, 3,", "max_tokens": 4, **declare}
+    answer = client.completions.with_raw_response.create(**arguments)
+
+    assert answer.headers["x-consistency-tier"] == "strict"
+    assert answer.headers["x-served-by"].startswith("strict/")
+    assert answer.headers["x-numerics-fingerprint"].startswith("sha256:")
+    assert 0 <= int(answer.headers["x-seed"]) < 2**53
+
+
+def test_a_stream_ends_with_usage_and_has_the_text_of_the_plain_answer(
+    client: openai.OpenAI,
+) -> None:
+    asked: dict[str, Any] = {
+        "model": "smollm2:strict",
+        "messages": [{"role": "user", "content": "Count to five."}],
+        "max_tokens": 24,
+        "seed": 3,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    plain = client.chat.completions.create(**asked)
+    chunks = list(
+        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
+
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == plain.choices[0].message.content
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == plain.usage
+    streamed = [
+        entry
+        for chunk in chunks
+        if chunk.choices and chunk.choices[0].logprobs
+        for entry in chunk.choices[0].logprobs.content or []
+    ]
+    assert plain.choices[0].logprobs is not None
+    assert streamed == plain.choices[0].logprobs.content
+
+
+def test_tools_are_passed_on(client: openai.OpenAI) -> None:
+    weather: Any = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    answer = client.chat.completions.create(
+        model="smollm2:strict",
+        messages=[{"role": "user", "content": "Weather?"}],
+        tools=[weather],
+        tool_choice={"type": "function", "function": {"name": "weather"}},
+        max_tokens=48,
+    )
+
+    calls = answer.choices[0].message.tool_calls
+    assert calls
+    assert calls[0].type == "function"
+    assert calls[0].function.name == "weather"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"model": "nobody", "prompt": "x"}, openai.NotFoundError),
+        ({"model": "smollm2", "prompt": "x", "temperature": -1}, openai.BadRequestError),
+        (
+            {"model": "smollm2", "prompt": "x", "extra_body": {"consistency_tier": "bold"}},
+            openai.BadRequestError,
+        ),
+    ],
+    ids=["unknown-model", "vllm-refuses", "unknown-tier"],
+)
+def test_errors_are_typed_as_the_sdk_types_them(
+    client: openai.OpenAI, arguments: dict[str, Any], error: type[openai.APIError]
+) -> None:
+    with pytest.raises(error):
+        client.completions.create(**arguments)
+
+
+@pytest.mark.parametrize("tier", ["strict", "standard"])
+@pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "plain"])
+def test_a_client_that_leaves_ends_the_work_within_two_seconds(
+    service: Any, tier: str, streamed: bool
+) -> None:
+    pool = {"strict": "strict", "standard": "throughput"}[tier]
+    running = "vllm:num_requests_running"
+    body = json.dumps({**STORY, "stream": streamed})
+    url = f"{service.url}/v1/completions"
+    headers = ["-H", "Content-Type: application/json", "-H", f"X-Consistency-Tier: {tier}"]
+    client = subprocess.Popen(["curl", "-sN", url, *headers, "-d", body], stdout=subprocess.DEVNULL)
+    wait_for(lambda: service.metric(pool, running) == 1, 20, "the request runs upstream")
+
+    client.kill()
+    client.wait()
+
+    wait_for(lambda: service.metric(pool, running) == 0, 2, "the request ends upstream")
+
+
+@pytest.mark.parametrize(
+    ("pool", "title"),
+    [
+        pytest.param("strict", "VLLM::EngineCore", id="strict-engine"),
+        pytest.param("throughput", "VLLM::Worker", id="throughput-engine-worker"),
+        pytest.param("strict", "--pool strict", id="strict-worker", marks=pytest.mark.full),
+    ],
+)
+def test_a_killed_process_is_replaced_and_no_tier_is_answered_by_another(
+    service: Any, pool: str, title: str
+) -> None:
+    tier, other = {"strict": ("strict", "standard"), "throughput": ("standard", "strict")}[pool]
+    victims = _processes_of(service, pool, title)
+    assert victims
+    for victim in victims:
+        victim.send_signal(signal.SIGKILL)
+
+    def is_back() -> bool:
+        bystander = chat(service, other)
+        assert bystander.status_code == 200, bystander.text
+        answer = chat(service, tier)
+        assert answer.status_code in (200, 502, 503), answer.text
+        if answer.status_code == 200:
+            assert answer.headers["x-served-by"].startswith(f"{pool}/")
+        return answer.status_code == 200 and not any(v.is_running() for v in victims)
+
+    wait_for(is_back, BACK_SECONDS, f"{pool} answers again")
+
+
+def _processes_of(service: Any, pool: str, title: str) -> list[Any]:
+    leaders = [p for p in service.processes(f"--pool {pool}") if "worker" in p.cmdline()]
+    if title.startswith("--pool"):
+        return leaders
+    family = [child for leader in leaders for child in leader.children(recursive=True)]
+    return [p for p in family if title in " ".join(p.cmdline())]
+
+
+def test_a_killed_gateway_is_replaced(service: Any) -> None:
+    (gateway,) = [p for p in service.processes("--tables") if "gateway" in p.cmdline()]
+    gateway.send_signal(signal.SIGKILL)
+
+    def is_back() -> bool:
+        try:
+            return chat(service, "strict").status_code == 200 and not gateway.is_running()
+        except httpx.TransportError:
+            return False
+
+    wait_for(is_back, 60, "the gateway answers again")
