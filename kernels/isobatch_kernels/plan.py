@@ -47,21 +47,25 @@ class Plan(_Frozen):
 
     schema_id: Literal["isobatch.plan/v1"] = PLAN_SCHEMA
     model_digest: str
+    settings: str  # digest of vLLM's arguments that can reach an answer
     arithmetic: Arithmetic
     versions: dict[str, str]
     sampler: str
     dtype: str
     operators: tuple[OperatorPlan, ...]
+    probe: str = ""  # digest of the whole model's logits on fixed prompts, by the references
 
     @property
     def fingerprint(self) -> str:
         """`sha256:…` of the parts that fix the bits."""
         fixed = {
             "model": self.model_digest,
+            "settings": self.settings,
             "arithmetic": self.arithmetic.model_dump(),
             "versions": self.versions,
             "sampler": self.sampler,
             "dtype": self.dtype,
+            "probe": self.probe,
             "trees": sorted((o.operator, o.shape, o.tree) for o in self.operators),
         }
         canonical = json.dumps(fixed, sort_keys=True, separators=(",", ":"))

@@ -18,7 +18,7 @@ BLOCK_ROWS = 64
 """Rows of a reference block: a constant, since it fixes bits. Large enough that a prefill of many
 blocks keeps the library's speed (measured: within 10 % of one call at 2,048 rows)."""
 
-ROWS_PROVED_EACH = 96
+ROWS_PROVED_EACH = 64
 """Rows compared for each row count at least, so that one row alone is tried at many values."""
 
 RowFunction = Callable[..., Tensors]
@@ -31,7 +31,8 @@ class RowOperator:
     """A row-wise operator of a loaded model. `function` is the library's own, at any row count.
 
     `draw` makes inputs on the device that `function` expects. `max_rows` is the most rows one call
-    may have. The function may write its outputs over its inputs; what it returns counts.
+    may have, `block_rows` those of a reference block (a constant: it fixes bits). The function may
+    write its outputs over its inputs; what it returns counts.
     """
 
     name: str
@@ -39,6 +40,7 @@ class RowOperator:
     function: RowFunction
     draw: Draw
     max_rows: int
+    block_rows: int = BLOCK_ROWS
 
 
 def pad_rows(x: torch.Tensor, rows: int) -> torch.Tensor:
@@ -56,12 +58,12 @@ def run_padded(function: RowFunction, rows: int, inputs: Tensors) -> Tensors:
     return tuple(y[:count] for y in function(*(pad_rows(x, rows) for x in inputs)))
 
 
-def run_blocks(function: RowFunction, inputs: Tensors) -> Tensors:
-    """The reference: `function` on blocks of exactly `BLOCK_ROWS` rows, the last one padded."""
+def run_blocks(function: RowFunction, inputs: Tensors, rows: int = BLOCK_ROWS) -> Tensors:
+    """The reference: `function` on blocks of exactly `rows` rows, the last one padded."""
     count = inputs[0].shape[0]
     blocks = [
-        run_padded(function, BLOCK_ROWS, tuple(x[at : at + BLOCK_ROWS].clone() for x in inputs))
-        for at in range(0, count, BLOCK_ROWS)
+        run_padded(function, rows, tuple(x[at : at + rows].clone() for x in inputs))
+        for at in range(0, count, rows)
     ]
     return tuple(torch.cat(parts) for parts in zip(*blocks, strict=True))
 
@@ -91,7 +93,7 @@ def row_operator(operator: RowOperator, seed: int) -> Operator:
     return Operator(
         name=operator.name,
         shape=operator.shape,
-        tree=f"blocks-of-{BLOCK_ROWS}",
+        tree=f"blocks-of-{operator.block_rows}",
         candidates=row_schedules(operator.function),
         cases=lambda: _cases(operator, seed),
         self_check=lambda: _self_check(operator, seed),
@@ -106,9 +108,9 @@ def _cases(operator: RowOperator, seed: int) -> Iterator[Case]:
     """Cases by row count, those of one count together."""
     generator = _generator(seed)
     counts = row_counts(operator.max_rows)
-    pool = max(counts[-1], 4 * BLOCK_ROWS)
+    pool = max(counts[-1], 2 * operator.block_rows)
     inputs = operator.draw(pool, generator)
-    expected = run_blocks(operator.function, inputs)
+    expected = run_blocks(operator.function, inputs, operator.block_rows)
     for count in counts:
         repeats = max(1, -(-ROWS_PROVED_EACH // count))
         starts = torch.randint(0, pool - count + 1, (repeats,), generator=generator).tolist()
@@ -129,20 +131,21 @@ def _self_check(operator: RowOperator, seed: int) -> str | None:
     each beside other neighbours; all must have equal bits.
     """
     generator = _generator(seed + 1)
-    inputs = operator.draw(2 * BLOCK_ROWS, generator)
-    rows = tuple(x[:BLOCK_ROWS] for x in inputs)
-    others = tuple(x[BLOCK_ROWS:] for x in inputs)
+    size = operator.block_rows
+    inputs = operator.draw(2 * size, generator)
+    rows = tuple(x[:size] for x in inputs)
+    others = tuple(x[size:] for x in inputs)
     wanted = _block(operator, rows)
     if not all(map(same_bits, wanted, _block(operator, rows))):
         return "the same block twice gave two results"
-    orders = [torch.arange(BLOCK_ROWS).roll(turn) for turn in (1, 7, 31)]
-    orders.append(torch.randperm(BLOCK_ROWS, generator=generator))
+    orders = [torch.arange(size).roll(turn) for turn in (1, 7, 31)]
+    orders.append(torch.randperm(size, generator=generator))
     for order in orders:
         got = _block(operator, tuple(x[order] for x in rows))
         for mine, y in zip(got, wanted, strict=True):
             if not same_bits(mine, y[order]):
                 return f"a row's bits move with its place: {first_difference(mine, y[order])}"
-    for kept in (1, 5, BLOCK_ROWS // 2):
+    for kept in (1, 5, size // 2):
         mixed = tuple(torch.cat((x[:kept], o[kept:])) for x, o in zip(rows, others, strict=True))
         for mine, y in zip(_block(operator, mixed), wanted, strict=True):
             if not same_bits(mine[:kept], y[:kept]):
@@ -161,9 +164,10 @@ class CertifiedRows:
     schedule admitted for it: rows are independent of each other, which the self-check proved.
     """
 
-    def __init__(self, function: RowFunction, proof: Proof) -> None:
-        """Bind `proof` to `function`, the very one that was proved."""
+    def __init__(self, function: RowFunction, proof: Proof, block_rows: int = BLOCK_ROWS) -> None:
+        """Bind `proof` to `function`, the very one that was proved, in blocks of that size."""
         self._function = function
+        self._block_rows = block_rows
         self._choice: dict[int, Schedule] = {}
         for schedule in reversed(row_schedules(function)):
             for count in proof.admitted.get(schedule.name, frozenset()):
@@ -176,17 +180,17 @@ class CertifiedRows:
         if count == 0:
             return self._function(*inputs)
         if self.reference_only:
-            return run_blocks(self._function, inputs)
+            return run_blocks(self._function, inputs, self._block_rows)
         schedule = self._choice.get(count)
         if schedule is not None:
             return schedule.run(*inputs)
-        if count <= BLOCK_ROWS:
-            return run_blocks(self._function, inputs)
+        if count <= self._block_rows:
+            return run_blocks(self._function, inputs, self._block_rows)
         return self._whole_blocks_and_remainder(inputs, count)
 
     def _whole_blocks_and_remainder(self, inputs: Tensors, count: int) -> Tensors:
-        whole = count - count % BLOCK_ROWS
-        parts = [run_blocks(self._function, tuple(x[:whole] for x in inputs))]
+        whole = count - count % self._block_rows
+        parts = [run_blocks(self._function, tuple(x[:whole] for x in inputs), self._block_rows)]
         if whole < count:
             parts.append(self(*(x[whole:] for x in inputs)))
         return tuple(torch.cat(pieces) for pieces in zip(*parts, strict=True))

@@ -120,19 +120,28 @@ def test_a_stream_ends_with_usage_and_has_the_text_of_the_plain_answer(
 
 
 def test_tools_are_passed_on(client: openai.OpenAI) -> None:
-    weather: Any = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    city = {"type": "string", "enum": ["Bergen", "Rome"]}  # bounded: no answer can be cut short
+    parameters = {
+        "type": "object",
+        "properties": {"city": city},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    weather: Any = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
     answer = client.chat.completions.create(
         model="smollm2:strict",
         messages=[{"role": "user", "content": "Weather?"}],
         tools=[weather],
         tool_choice={"type": "function", "function": {"name": "weather"}},
-        max_tokens=48,
+        max_tokens=64,
+        temperature=0,
     )
 
     calls = answer.choices[0].message.tool_calls
     assert calls
     assert calls[0].type == "function"
     assert calls[0].function.name == "weather"
+    assert json.loads(calls[0].function.arguments)["city"] in city["enum"]
 
 
 @pytest.mark.parametrize(

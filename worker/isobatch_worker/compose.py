@@ -1,9 +1,11 @@
 """Decides how vLLM is started: arguments and environment of one worker. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from isobatch_contracts.tiers import PoolName
+
+from isobatch_worker.request_settings import request_settings
 
 CPU_DEFAULTS: tuple[tuple[str, ...], ...] = (
     ("--enforce-eager",),
@@ -32,8 +34,18 @@ STRICT_REFUSED: Mapping[str, str] = {
     "--scheduler-cls": "another scheduler has other seams",
     "--no-enforce-eager": "compiled CPU graphs are not certified",
     "--logprobs-mode": "only raw_logprobs are certified",
-    "-O": "compiled CPU graphs are not certified",
+    "--optimization-level": "compiled CPU graphs are not certified",
     "--compilation-config": "compiled CPU graphs are not certified",
+}
+"""Refused before anything starts; `engine_config` then reads what the arguments came to."""
+
+_ALIASES = {
+    "-q": "--quantization",
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-sc": "--speculative-config",
+    "-cc": "--compilation-config",
 }
 
 
@@ -56,6 +68,8 @@ class Settings:
     cores: int
     report_path: str
     plans_folder: str
+    digest_of_file: Callable[[str], str | None]
+    """Digest of the file that an argument names, None if it names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +88,21 @@ def compose(settings: Settings, environment: Mapping[str, str]) -> Launch:
         *("--model", settings.model_path, "--served-model-name", settings.served_name),
         *("--host", settings.host, "--port", str(settings.port)),
     ]
+    given = settings.vllm_args
     if settings.is_cpu:
-        arguments += _cpu_defaults(settings.vllm_args, environment)
+        given = (*_cpu_defaults(given, environment), *given)
+    added = _environment(settings, environment)
     if settings.pool is PoolName.STRICT:
         arguments += ["--middleware", "isobatch_worker.endpoint.NumericsEndpoint"]
-    return Launch((*arguments, *settings.vllm_args), _environment(settings, environment))
+        added["ISOBATCH_SETTINGS"] = request_settings(given, settings.digest_of_file)
+    return Launch((*arguments, *given), added)
 
 
 def _flags(arguments: tuple[str, ...]) -> set[str]:
-    return {a.split("=", 1)[0].replace("_", "-") for a in arguments if a.startswith("-")}
+    """The options among `arguments`, in their long spelling, without values and JSON paths."""
+    flags = {a.split("=", 1)[0].replace("_", "-") for a in arguments if a.startswith("-")}
+    flags = {flag.split(".", 1)[0] for flag in flags}
+    return {"--optimization-level" if f.startswith("-O") else _ALIASES.get(f, f) for f in flags}
 
 
 def _refuse(settings: Settings, environment: Mapping[str, str]) -> None:

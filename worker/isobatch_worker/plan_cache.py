@@ -13,7 +13,7 @@ Key = tuple[str, str, str]
 
 def plan_file(folder: Path, wanted: Plan) -> Path:
     """Where the plan for `wanted` (a plan without operators proved) is kept."""
-    body = wanted.model_dump(exclude={"operators"})
+    body = wanted.model_dump(exclude={"operators", "probe"})
     name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:32]
     return folder / f"{name}.json"
 
@@ -24,7 +24,7 @@ def load_plan(path: Path, wanted: Plan, operators: set[Key]) -> Plan | None:
         plan = Plan.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
-    if plan.model_copy(update={"operators": ()}) != wanted:
+    if plan.model_copy(update={"operators": (), "probe": ""}) != wanted:
         return None
     proved = {(o.operator, o.shape, o.tree) for o in plan.operators}
     return plan if proved == operators else None

@@ -24,4 +24,5 @@ def register() -> None:
         # Reported, not raised: the API server then answers 503 with the reason on every path.
         prepare.report_refusal(refusal)
         return
-    seams.install(prepare.prepare)
+    certification = prepare.Certification()
+    seams.install(certification.prepare, certification.confirm)

@@ -7,7 +7,8 @@ then answers 503 with the reason on every path, which says more than a worker th
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ from vllm import envs
 from isobatch_worker import seams
 from isobatch_worker.coverage import Covered, Shapes, cover
 from isobatch_worker.cpu_attention import AttentionShape, paged_attention, shape_of
+from isobatch_worker.engine_config import refusals
 from isobatch_worker.environment import read_arithmetic, read_versions
 from isobatch_worker.plan_cache import load_plan, plan_file, save_plan
+from isobatch_worker.probe import compare_batches, probe_digest, reference_logits
 from isobatch_worker.report import report_path, write_report
 from isobatch_worker.sampler import (
     CertifiedSampling,
@@ -36,6 +39,7 @@ from isobatch_worker.sampler import (
 )
 
 MODEL_DIGEST = "ISOBATCH_MODEL_DIGEST"
+SETTINGS = "ISOBATCH_SETTINGS"
 PLANS_FOLDER = "ISOBATCH_PLANS"
 _SEED = 20260101  # of the inputs drawn; any constant will do, a constant keeps proofs repeatable
 
@@ -63,22 +67,54 @@ class _Work:
         return found
 
 
-def prepare(runner: Any) -> None:
-    """Certify and install `runner`'s model; report the outcome."""
-    started = time.monotonic()
+class Certification:
+    """The certification of one engine.
+
+    `prepare` once the weights are loaded, `confirm` once the KV cache is there; what is refused in
+    the first is not confirmed in the second.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._pending: _Prepared | None = None
+
+    def prepare(self, runner: Any) -> None:
+        """Certify the operators of `runner`'s model and install what was admitted."""
+        with _refusals_reported():
+            self._pending = _prepare(runner)
+
+    def confirm(self, runner: Any) -> None:
+        """Ask whether the whole model holds, and report the certificate."""
+        prepared, self._pending = self._pending, None
+        if prepared is None:
+            return
+        with _refusals_reported():
+            certificate = _confirm(runner, prepared)
+            write_report(report_path(), certificate)
+            log.info(
+                "certified %d operators in %.1f s (cached: %s): %s",
+                len(certificate.operators),
+                certificate.certification_seconds,
+                certificate.from_cache,
+                certificate.fingerprint,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    plan: Plan
+    path: Path
+    from_cache: bool
+    rows: list[CertifiedRows]
+    seconds: float
+
+
+@contextmanager
+def _refusals_reported() -> Iterator[None]:
     try:
-        report = _prepare(runner, started)
+        yield
     except CertificationRefused as refusal:
         report_refusal(refusal)
-        return
-    log.info(
-        "certified %d operators in %.1f s (cached: %s): %s",
-        len(report.operators),
-        report.certification_seconds,
-        report.from_cache,
-        report.fingerprint,
-    )
-    write_report(report_path(), report)
 
 
 def report_refusal(refusal: CertificationRefused) -> None:
@@ -87,24 +123,49 @@ def report_refusal(refusal: CertificationRefused) -> None:
     write_report(report_path(), NotCertified(state="refused", reason=str(refusal)))
 
 
-def _prepare(runner: Any, started: float) -> Certified:
+def _prepare(runner: Any) -> _Prepared:
+    started = time.monotonic()
     seams.check()
     if envs.VLLM_CPU_ATTN_SPLIT_KV:
         raise CertificationRefused(
             "VLLM_CPU_ATTN_SPLIT_KV must be 0: the split moves with the batch"
         )
+    refused = refusals(runner.vllm_config)
+    if refused:
+        raise CertificationRefused(f"this configuration is not certified: {'; '.join(refused)}")
     work = _find_work(runner)
     wanted = Plan(
         model_digest=os.environ[MODEL_DIGEST],
+        settings=os.environ[SETTINGS],
         arithmetic=read_arithmetic(),
         versions=read_versions(),
         sampler=SAMPLER,
         dtype=str(work.shapes.dtype),
         operators=(),
     )
-    plan, from_cache = _plan(work, wanted)
-    _install(runner, work, plan)
-    return _summary(plan, from_cache=from_cache, seconds=time.monotonic() - started)
+    path = plan_file(Path(os.environ[PLANS_FOLDER]), wanted)
+    plan, from_cache = _plan(work, wanted, path)
+    rows = _install(runner, work, plan)
+    return _Prepared(plan, path, from_cache, rows, time.monotonic() - started)
+
+
+def _confirm(runner: Any, prepared: _Prepared) -> Certified:
+    started = time.monotonic()
+    logits = reference_logits(runner, prepared.rows)
+    digest = probe_digest(logits)
+    plan = prepared.plan
+    if not prepared.from_cache:
+        compare_batches(runner, logits)
+        plan = plan.model_copy(update={"probe": digest})
+        save_plan(prepared.path, plan)
+    elif plan.probe != digest:
+        prepared.path.unlink(missing_ok=True)
+        raise CertificationRefused(
+            "the probe prompts no longer have the logits that the kept plan was made with; the "
+            "plan is dropped: start again to certify anew"
+        )
+    seconds = prepared.seconds + time.monotonic() - started
+    return _summary(plan, from_cache=prepared.from_cache, seconds=seconds)
 
 
 def _find_work(runner: Any) -> _Work:
@@ -168,9 +229,8 @@ def _weights(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     return weight.to(dtype)
 
 
-def _plan(work: _Work, wanted: Plan) -> tuple[Plan, bool]:
+def _plan(work: _Work, wanted: Plan, path: Path) -> tuple[Plan, bool]:
     operators = work.operators()
-    path = plan_file(Path(os.environ[PLANS_FOLDER]), wanted)
     keys = {(o.name, o.shape, o.tree) for o in operators.values()}
     kept = load_plan(path, wanted, keys)
     if kept is not None:
@@ -181,53 +241,56 @@ def _plan(work: _Work, wanted: Plan) -> tuple[Plan, bool]:
         write_report(report_path(), NotCertified(state="certifying", reason=reason))
         log.info("%s", reason)
         proofs.append(operator_plan(certify(operator)))
-    plan = wanted.model_copy(update={"operators": tuple(proofs)})
-    save_plan(path, plan)
-    return plan, False
+    return wanted.model_copy(update={"operators": tuple(proofs)}), False
 
 
-def _install(runner: Any, work: _Work, plan: Plan) -> None:
+def _install(runner: Any, work: _Work, plan: Plan) -> list[CertifiedRows]:
+    """Exchange what was certified; returns every operator that now serves."""
+    serving: list[CertifiedRows] = []
     plans = {(o.operator, o.shape): o for o in plan.operators}
     by_module: dict[torch.nn.Module, list[tuple[Covered, OperatorPlan]]] = {}
     for covered in work.covered:
         proved = plans[covered.operator.name, covered.operator.shape]
         if covered.kind == "linear":
-            _install_linear(covered.module, proved)
+            serving.append(_install_linear(covered.module, proved))
         else:
             by_module.setdefault(covered.module, []).append((covered, proved))
     for module, operators in by_module.items():
-        _install_rows(module, operators)
+        serving += _install_rows(module, operators)
     if any(not o.admitted["batched"] for o in plan.operators if o.operator == "attention"):
         seams.split_attention_by_token()
     certified = {
-        o.name: CertifiedRows(o.function, proof_of(plans[o.name, o.shape])) for o in work.sampling
+        o.name: CertifiedRows(o.function, proof_of(plans[o.name, o.shape]), o.block_rows)
+        for o in work.sampling
     }
     sampling = CertifiedSampling(
-        log_softmax=certified["log-softmax"],
-        argmax=certified["argmax"],
-        softmax=certified["softmax"],
-        top_k_top_p=certified["top-k-top-p"],
+        **{name.replace("-", "_"): rows for name, rows in certified.items()}
     )
+    seams.filter_by_min_p(sampling.filter_by_min_p)
     runner.sampler = StrictSampler(
         lambda rows: _draws(runner, rows), sampling, runner.model_config.logprobs_mode
     )
+    return [*serving, *certified.values()]
 
 
-def _install_linear(module: Any, proved: OperatorPlan) -> None:
+def _install_linear(module: Any, proved: OperatorPlan) -> CertifiedRows:
     library = module.cpu_linear
-    rows: dict[int, CertifiedRows] = {}
+    weight = module.weight
+    # The bias is added apart: what was proved has none, and a fused one may take another kernel.
+    rows = CertifiedRows(lambda x: (library(x, weight, None),), proof_of(proved))
 
-    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        key = id(bias)
-        if key not in rows:
-            rows[key] = CertifiedRows(lambda x: (library(x, weight, bias),), proof_of(proved))
-        (y,) = rows[key](x.reshape(-1, x.shape[-1]))
-        return y.view(*x.shape[:-1], y.shape[-1])
+    def linear(x: torch.Tensor, _weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        (y,) = rows(x.reshape(-1, x.shape[-1]))
+        y = y.view(*x.shape[:-1], y.shape[-1])
+        return y if bias is None else y + bias
 
     module.cpu_linear = linear
+    return rows
 
 
-def _install_rows(module: torch.nn.Module, operators: list[tuple[Covered, OperatorPlan]]) -> None:
+def _install_rows(
+    module: torch.nn.Module, operators: list[tuple[Covered, OperatorPlan]]
+) -> list[CertifiedRows]:
     """Exchange the module's forward; which of its operators runs follows from the inputs given."""
     by_arity = {
         c.arity: CertifiedRows(c.operator.function, proof_of(proved)) for c, proved in operators
@@ -245,6 +308,7 @@ def _install_rows(module: torch.nn.Module, operators: list[tuple[Covered, Operat
         return got if len(got) > 1 else got[0]
 
     module.forward = forward
+    return list(by_arity.values())
 
 
 def _draws(runner: Any, rows: int) -> list[Draw]:

@@ -8,7 +8,10 @@ import torch
 from isobatch_kernels.certification import Tensors
 from isobatch_kernels.inputs import mixed_rows
 from isobatch_kernels.noise import exponential_noise
-from isobatch_kernels.rows import CertifiedRows, RowOperator
+from isobatch_kernels.rows import CertifiedRows, RowFunction, RowOperator
+from isobatch_kernels.rows import Draw as Draws
+from vllm.model_executor.layers.utils import apply_penalties
+from vllm.utils.torch_utils import make_tensor_with_pad
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
@@ -28,6 +31,10 @@ Rows = Callable[[int], list[Draw]]
 """(rows of the batch) -> one `Draw` each, in the batch's order."""
 
 
+_BLOCK_ROWS = 8
+"""Rows of a reference block: a step samples a row a request, and each is a vocabulary wide."""
+
+
 def sampling_operators(vocabulary: int, dtype: torch.dtype, max_rows: int) -> list[RowOperator]:
     """The row-wise operators of the sampler, for certification."""
 
@@ -37,20 +44,42 @@ def sampling_operators(vocabulary: int, dtype: torch.dtype, max_rows: int) -> li
     def floats(rows: int, generator: torch.Generator) -> Tensors:
         return (4 * mixed_rows(rows, vocabulary, dtype, generator).float(),)
 
+    def plain(rows: int, generator: torch.Generator) -> torch.Tensor:
+        return 4 * torch.randn(rows, vocabulary, generator=generator).to(dtype).float()
+
     def filtered(rows: int, generator: torch.Generator) -> Tensors:
         k = torch.randint(1, vocabulary + 1, (rows,), generator=generator, dtype=torch.int32)
         k[::2] = vocabulary
         p = torch.rand(rows, generator=generator)
         p[1::3] = 1.0
-        x = 4 * torch.randn(rows, vocabulary, generator=generator).to(dtype).float()
-        return x, k, p
+        return plain(rows, generator), k, p
+
+    def with_share(rows: int, generator: torch.Generator) -> Tensors:
+        return plain(rows, generator), torch.rand(rows, generator=generator)
+
+    def with_temperature(rows: int, generator: torch.Generator) -> Tensors:
+        return *floats(rows, generator), 0.05 + 2 * torch.rand(rows, generator=generator)
+
+    def penalized(rows: int, generator: torch.Generator) -> Tensors:
+        known = torch.randint(0, vocabulary + 1, (2, rows, 64), generator=generator)
+        presence, frequency = 4 * torch.rand(2, rows, generator=generator) - 2
+        repetition = 0.5 + torch.rand(rows, generator=generator)
+        return *floats(rows, generator), known[0], known[1], presence, frequency, repetition
 
     shape = f"vocabulary={vocabulary} {dtype}"
+    few = min(max_rows, 8)  # rows that ask for a filter; more run as blocks
+    described: tuple[tuple[str, RowFunction, Draws, int], ...] = (
+        ("log-softmax", _log_softmax, logits, max_rows),
+        ("argmax", _argmax, floats, max_rows),
+        ("softmax", _softmax, floats, max_rows),
+        ("temperature", _temperature, with_temperature, max_rows),
+        ("top-k-top-p", _filter, filtered, few),
+        ("min-p", _min_p, with_share, few),
+        ("penalties", _penalties, penalized, few),
+    )
     return [
-        RowOperator("log-softmax", shape, _log_softmax, logits, max_rows),
-        RowOperator("argmax", shape, _argmax, floats, max_rows),
-        RowOperator("softmax", shape, _softmax, floats, max_rows),
-        RowOperator("top-k-top-p", shape, _filter, filtered, min(max_rows, 8)),
+        RowOperator(name, shape, function, draw, most, _BLOCK_ROWS)
+        for name, function, draw, most in described
     ]
 
 
@@ -66,18 +95,50 @@ def _softmax(x: torch.Tensor) -> Tensors:
     return (x.softmax(dim=-1, dtype=torch.float32),)
 
 
+def _temperature(x: torch.Tensor, temperature: torch.Tensor) -> Tensors:
+    return (x / temperature.unsqueeze(1),)
+
+
 def _filter(x: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Tensors:
     return (apply_top_k_top_p(x, k, p),)
 
 
+def _min_p(x: torch.Tensor, share: torch.Tensor) -> Tensors:
+    """Logits whose probability is below `share` [M] of the row's largest become -inf."""
+    probabilities = x.softmax(dim=-1)
+    least = probabilities.amax(dim=-1, keepdim=True) * share.unsqueeze(1)
+    return (x.masked_fill(probabilities < least, float("-inf")),)
+
+
+def _penalties(x: torch.Tensor, *known_and_penalties: torch.Tensor) -> Tensors:
+    return (apply_penalties(x, *known_and_penalties),)
+
+
 @dataclass(frozen=True, slots=True)
 class CertifiedSampling:
-    """The sampler's operators as they serve."""
+    """The sampler's operators as they serve. A filter reaches only the rows that ask for it."""
 
     log_softmax: CertifiedRows
     argmax: CertifiedRows
     softmax: CertifiedRows
+    temperature: CertifiedRows
     top_k_top_p: CertifiedRows
+    min_p: CertifiedRows
+    penalties: CertifiedRows
+
+    def filter_by_min_p(self, logits: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        """`logits` [B, V], altered in the rows whose `share` [B] is not 0."""
+        return _for_rows(share > 0, self.min_p, logits, share)
+
+
+def _for_rows(
+    asked: torch.Tensor, operator: CertifiedRows, logits: torch.Tensor, *others: torch.Tensor
+) -> torch.Tensor:
+    """`logits` [B, V] with `operator` applied in place to the rows of `asked` [B], no other."""
+    rows = asked.nonzero().view(-1)
+    if len(rows):
+        (logits[rows],) = operator(logits[rows], *(x[rows] for x in others))
+    return logits
 
 
 class PositionalSampler(torch.nn.Module):
@@ -118,11 +179,8 @@ class PositionalSampler(torch.nn.Module):
         rows, vocabulary = logits.shape
         k = torch.full((rows,), vocabulary, dtype=torch.int32) if k is None else k
         p = torch.ones(rows) if p is None else p
-        asked = ((k < vocabulary) | (p < 1.0)).nonzero().view(-1)
-        if len(asked):
-            (kept,) = self._operators.top_k_top_p(logits[asked], k[asked], p[asked])
-            logits[asked] = kept
-        return logits
+        asked = (k < vocabulary) | (p < 1.0)
+        return _for_rows(asked, self._operators.top_k_top_p, logits, k, p)
 
 
 class StrictSampler(Sampler):  # type: ignore[misc]  # vLLM is not followed by mypy
@@ -141,6 +199,33 @@ class StrictSampler(Sampler):  # type: ignore[misc]  # vLLM is not followed by m
     def greedy_sample(self, logits: torch.Tensor) -> torch.Tensor:
         """Most likely token ids [M]; which of equal logits wins does not depend on M."""
         return self._operators.argmax(logits)[0]
+
+    def apply_temperature(
+        self,
+        logits: torch.Tensor,
+        temp: torch.Tensor,
+        all_random: bool,  # noqa: FBT001  # vLLM has it so
+    ) -> torch.Tensor:
+        """Logits [B, V] over `temp` [B]; a greedy row is left as it is."""
+        if not all_random:
+            temp = torch.where(temp < _SAMPLING_EPS, 1.0, temp)
+        return self._operators.temperature(logits, temp)[0]
+
+    def apply_penalties(
+        self, logits: torch.Tensor, metadata: Any, output_token_ids: list[list[int]]
+    ) -> torch.Tensor:
+        """Penalize the rows that ask for it; `output_token_ids` are those of each row so far."""
+        if metadata.no_penalties:
+            return logits
+        known = make_tensor_with_pad(
+            output_token_ids, pad=logits.shape[1], device="cpu", dtype=torch.int64
+        )
+        known.masked_fill_(known == -1, logits.shape[1])  # vLLM's placeholder of a row without any
+        presence, frequency = metadata.presence_penalties, metadata.frequency_penalties
+        repetition = metadata.repetition_penalties
+        asked = (presence != 0) | (frequency != 0) | (repetition != 1)
+        others = (metadata.prompt_token_ids, known, presence, frequency, repetition)
+        return _for_rows(asked, self._operators.penalties, logits, *others)
 
     @staticmethod
     def gather_logprobs(

@@ -48,6 +48,16 @@ SEAMS = (
         "patched: certification runs once the weights are loaded",
     ),
     Seam(
+        "vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model",
+        "19e8ebe79751c936",
+        "patched: the whole model is probed once the KV cache is there",
+    ),
+    Seam(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
+        "3ffb37bfcf81ad86",
+        "relied upon: the probe runs steps of its own and reads execute_model_state.logits",
+    ),
+    Seam(
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states",
         "d9996fd25155aca4",
         "patched: a request's generator is dropped, since its state is a history (and vLLM's CPU "
@@ -67,6 +77,36 @@ SEAMS = (
         "vllm.v1.sample.sampler:Sampler.sample",
         "34cbd3ac6a6b3757",
         "relied upon: calls topk_topp_sampler(logits, generators, top_k, top_p)",
+    ),
+    Seam(
+        "vllm.v1.sample.sampler:Sampler.apply_logits_processors",
+        "4b31813d0881e38a",
+        "relied upon: all it does before the penalties is exact",
+    ),
+    Seam(
+        "vllm.v1.sample.sampler:Sampler.apply_penalties",
+        "60daa4b6c511c1cf",
+        "relied upon: StrictSampler overrides it",
+    ),
+    Seam(
+        "vllm.model_executor.layers.utils:apply_penalties",
+        "520846747c63782c",
+        "relied upon: the penalties that are certified",
+    ),
+    Seam(
+        "vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor.apply",
+        "4c1744c96780024f",
+        "patched: its softmax is certified, and reaches only the rows that ask for it",
+    ),
+    Seam(
+        "vllm.v1.sample.logits_processor.builtin:LogitBiasLogitsProcessor.apply",
+        "963e9e7210559980",
+        "relied upon: exact",
+    ),
+    Seam(
+        "vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor.apply",
+        "c3607f7360c08ba8",
+        "relied upon: exact",
     ),
     Seam(
         "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder.build",
@@ -119,13 +159,17 @@ def check() -> None:
         )
 
 
-def install(prepare: Callable[[Any], None]) -> None:
-    """Patch vLLM for the strict pool; `prepare(runner)` is called once its weights are loaded.
+def install(prepare: Callable[[Any], None], confirm: Callable[[Any], None]) -> None:
+    """Patch vLLM for the strict pool.
+
+    `prepare(runner)` is called once its weights are loaded, `confirm(runner)` once its KV cache is
+    there and nothing has been served.
 
     Idempotent: vLLM may call a plugin several times in one process.
     """
     from vllm.model_executor.layers import utils  # vLLM is imported by workers only
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # as above
+    from vllm.v1.worker.cpu_worker import CPUWorker  # as below
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # as above
 
     if hasattr(utils.dispatch_cpu_unquantized_gemm, "__wrapped__"):
@@ -148,6 +192,15 @@ def install(prepare: Callable[[Any], None]) -> None:
         prepare(runner)
 
     CPUModelRunner.load_model = load_and_prepare
+    warm_up = CPUWorker.compile_or_warm_up_model
+
+    @functools.wraps(warm_up)
+    def warm_up_and_confirm(worker: Any, *args: Any, **kwargs: Any) -> Any:
+        outcome = warm_up(worker, *args, **kwargs)
+        confirm(worker.model_runner)
+        return outcome
+
+    CPUWorker.compile_or_warm_up_model = warm_up_and_confirm
     update = GPUModelRunner._update_states
 
     @functools.wraps(update)
@@ -169,6 +222,18 @@ def library_linear(
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
     dispatch(layer, remove_weight=False)
     return lambda x, bias: layer.cpu_linear(x, layer.weight, bias)
+
+
+def filter_by_min_p(run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    """Make min-p the work of `run`: (logits [B, V], min_p [B]) -> logits [B, V]."""
+    from vllm.v1.sample.logits_processor.builtin import (  # vLLM is imported by workers only
+        MinPLogitsProcessor,
+    )
+
+    def apply(processor: Any, logits: torch.Tensor) -> torch.Tensor:
+        return run(logits, processor.min_p.view(-1)) if processor.min_p_count else logits
+
+    MinPLogitsProcessor.apply = apply
 
 
 def split_attention_by_token() -> None:
