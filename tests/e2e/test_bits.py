@@ -1,136 +1,137 @@
 """The promise, over HTTP: tokens and logprobs of a strict answer are its request's alone."""
 
 import asyncio
-import json
-import struct
 from typing import Any
 
 import httpx
 import pytest
 
-pytestmark = pytest.mark.model
-
-TOPICS = ("rain", "a late train", "the price of salt", "an old map", "bread", "stars", "rust")
-PROMPTS = tuple(
-    f"{number}. Write about {topic}. " + f"The {topic.split()[-1]} matters. " * (7 * number % 37)
-    for number, topic in enumerate((TOPICS * 3)[:16])
+from tests.e2e.answers import (
+    PROMPTS,
+    TOKENS,
+    Answer,
+    Body,
+    alone,
+    ask,
+    bits,
+    body_of,
+    crowded,
+    strict_client,
 )
-TOKENS = 64
 
-Answer = tuple[tuple[int, ...], tuple[str, ...]]
-"""Token ids, and the bits of their logprobs and top logprobs."""
-
-
-def body_of(prompt: str, *, sampled: bool) -> dict[str, Any]:
-    return {
-        "model": "smollm2",
-        "prompt": prompt,
-        "max_tokens": TOKENS,
-        "temperature": 1.0 if sampled else 0.0,
-        "seed": 7,
-        "logprobs": 3,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-
-
-def bits(value: float) -> str:
-    return struct.pack(">d", value).hex()
-
-
-def strict_client(url: str) -> httpx.AsyncClient:
-    """A client of a gateway or of a strict worker itself, which ignores the header."""
-    return httpx.AsyncClient(base_url=url, headers={"X-Consistency-Tier": "strict"})
-
-
-async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
-    answer = await client.post("/v1/completions", json=body, timeout=600)
-    assert answer.status_code == 200, answer.text
-    choice = json.loads(answer.text)["choices"][0]
-    kept = choice["logprobs"]
-    marks = [bits(x) for x in kept["token_logprobs"]]
-    marks += [f"{token} {bits(x)}" for top in kept["top_logprobs"] for token, x in top.items()]
-    return tuple(choice["token_ids"]), tuple(marks)
-
-
-async def alone(url: str, *, sampled: bool) -> list[Answer]:
-    async with strict_client(url) as client:
-        return [await ask(client, body_of(p, sampled=sampled)) for p in PROMPTS]
-
-
-async def crowded(url: str, neighbours: int, *, sampled: bool) -> list[Answer]:
-    """The prompts at once, `neighbours` others of mixed length and settings among them."""
-    async with strict_client(url) as client:
-        others = [
-            {
-                **body_of("noise " * (1 + 29 * n % 211), sampled=n % 2 == 0),
-                "max_tokens": 8 + 5 * n % 90,
-                "top_p": 0.9 if n % 3 else 1.0,
-                "logprobs": n % 6,
-            }
-            for n in range(neighbours)
-        ]
-        noise = [asyncio.create_task(ask(client, other)) for other in others]
-        answers = await asyncio.gather(*(ask(client, body_of(p, sampled=sampled)) for p in PROMPTS))
-        await asyncio.gather(*noise)
-        return list(answers)
+pytestmark = pytest.mark.model
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["greedy", "temperature-1"])
-def sampled(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
+def bodies(request: pytest.FixtureRequest) -> list[Body]:
+    return [body_of(prompt, sampled=request.param) for prompt in PROMPTS]
 
 
 @pytest.fixture(scope="module")
-def wanted(service: Any, sampled: bool) -> list[Answer]:
-    return asyncio.run(alone(service.url, sampled=sampled))
+def wanted(service: Any, bodies: list[Body]) -> list[Answer]:
+    return asyncio.run(alone(service.url, bodies))
 
 
 @pytest.mark.parametrize("neighbours", [pytest.param(7, marks=pytest.mark.full), 31])
 def test_an_answer_among_neighbours_has_the_bits_of_the_answer_alone(
-    service: Any, wanted: list[Answer], neighbours: int, sampled: bool
+    service: Any, bodies: list[Body], wanted: list[Answer], neighbours: int
 ) -> None:
-    assert asyncio.run(crowded(service.url, neighbours, sampled=sampled)) == wanted
+    assert asyncio.run(crowded(service.url, bodies, neighbours)) == wanted
 
 
 def test_a_warm_prefix_cache_changes_nothing(
-    service: Any, wanted: list[Answer], sampled: bool
+    service: Any, bodies: list[Body], wanted: list[Answer]
 ) -> None:
     before = service.metric("strict", "vllm:prefix_cache_hits_total")
 
-    assert asyncio.run(crowded(service.url, 0, sampled=sampled)) == wanted
+    assert asyncio.run(crowded(service.url, bodies, 0)) == wanted
     assert service.metric("strict", "vllm:prefix_cache_hits_total") > before
 
 
 def test_a_second_replica_with_chunked_prefill_and_preemptions_gives_the_same_bits(
-    service: Any, cramped: Any, wanted: list[Answer], sampled: bool
+    cramped: Any, bodies: list[Body], wanted: list[Answer]
 ) -> None:
-    got = asyncio.run(crowded(cramped.url, 0, sampled=sampled))
+    got = asyncio.run(crowded(cramped.url, bodies, 0))
 
     assert cramped.metric("vllm:num_preemptions_total") > 0
     assert got == wanted
 
 
 def test_prompt_logprobs_of_the_finished_text_are_those_it_was_decoded_with(
-    service: Any, wanted: list[Answer], sampled: bool
+    service: Any, wanted: list[Answer]
 ) -> None:
-    async def score() -> list[list[str]]:
-        async with strict_client(service.url) as client:
-            found = []
-            for prompt, (tokens, _) in zip(PROMPTS, wanted, strict=True):
-                start = await client.post(
-                    "/tokenize", json={"model": "smollm2", "prompt": prompt}, timeout=60
-                )
-                text = [*start.json()["tokens"], *tokens]
-                body = {"model": "smollm2", "prompt": text, "max_tokens": 1, "prompt_logprobs": 0}
-                answer = await client.post("/v1/completions", json=body, timeout=600)
-                entries = answer.json()["choices"][0]["prompt_logprobs"][-len(tokens) :]
-                found.append(
-                    [
-                        bits(entry[str(token)]["logprob"])
-                        for entry, token in zip(entries, tokens, strict=True)
-                    ]
-                )
-            return found
+    assert asyncio.run(scores(service.url, wanted)) == [list(m[:TOKENS]) for _, m in wanted]
 
-    assert asyncio.run(score()) == [list(marks[:TOKENS]) for _, marks in wanted]
+
+async def scores(url: str, answers: list[Answer]) -> list[list[str]]:
+    """The bits of the prompt logprobs of each answer's tokens, read behind their prompt."""
+    found = []
+    async with strict_client(url) as client:
+        for prompt, (tokens, _) in zip(PROMPTS, answers, strict=True):
+            text = [*await tokens_of(client, prompt), *tokens]
+            body = {"model": "smollm2", "prompt": text, "max_tokens": 1, "prompt_logprobs": 0}
+            answer = await client.post("/v1/completions", json=body, timeout=600)
+            entries = answer.json()["choices"][0]["prompt_logprobs"][-len(tokens) :]
+            pairs = zip(entries, tokens, strict=True)
+            found.append([bits(entry[str(token)]["logprob"]) for entry, token in pairs])
+    return found
+
+
+async def tokens_of(client: httpx.AsyncClient, prompt: str) -> list[int]:
+    answer = await client.post("/tokenize", json={"model": "smollm2", "prompt": prompt}, timeout=60)
+    return list(answer.json()["tokens"])
+
+
+def test_a_prefix_that_is_partly_cached_changes_nothing(service: Any) -> None:
+    worker = service.replica_url("strict")
+    text = "The tide came in over the flats and nobody had moved the boats. " * 26
+    body = body_of(text, sampled=False) | {"max_tokens": 16}
+    other = {**body, "prompt": text[: len(text) // 2] + "Then it rained."}
+    hits = "vllm:prefix_cache_hits_total"
+
+    # A salt of its own gives each a cache that is cold at first.
+    (cold,) = asyncio.run(alone(worker, [{**body, "cache_salt": "cold"}]))
+    before = service.metric("strict", hits)
+    asyncio.run(alone(worker, [{**other, "cache_salt": "partial"}]))
+    assert service.metric("strict", hits) == before
+    (partial,) = asyncio.run(alone(worker, [{**body, "cache_salt": "partial"}]))
+
+    cached = service.metric("strict", hits) - before
+    assert 0 < cached < 300  # of the prompt's 360 tokens and more
+    assert partial == cold
+
+
+SETTINGS: dict[str, Body] = {
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": -0.7},
+    "repetition": {"repetition_penalty": 1.3, "temperature": 0.0},
+    "min-p": {"min_p": 0.1},
+    "top-k": {"top_k": 7},
+    "top-p": {"top_p": 0.6, "temperature": 1.7},
+    "bias": {"logit_bias": {"28": 5, "260": -100}, "temperature": 0.0},
+    "bad-words": {"bad_words": [" the"], "min_tokens": 20},
+    "grammar": {"structured_outputs": {"choice": ["yes it is", "no it is not"]}},
+}
+
+
+def test_what_a_request_may_ask_of_the_sampler_keeps_the_bits_too(service: Any) -> None:
+    bodies = [
+        {**body_of(PROMPTS[n], sampled=True), "max_tokens": 24, "ignore_eos": False, **asked}
+        for n, asked in enumerate(SETTINGS.values())
+    ]
+
+    wanted = asyncio.run(alone(service.url, bodies))
+
+    got = dict(zip(SETTINGS, asyncio.run(crowded(service.url, bodies, 12)), strict=True))
+    assert got == dict(zip(SETTINGS, wanted, strict=True))
+
+
+def test_a_seed_is_what_decides_a_sampled_answer(service: Any) -> None:
+    async def answers() -> list[Answer]:
+        async with strict_client(service.url) as client:
+            body = body_of("Once", sampled=True) | {"max_tokens": 12}
+            return [await ask(client, {**body, "seed": seed}) for seed in (1, 2, 1, 2**53 - 1)]
+
+    first, second, again, last = asyncio.run(answers())
+    assert first == again
+    assert len({first[0], second[0], last[0]}) == 3

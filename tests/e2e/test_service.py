@@ -1,5 +1,6 @@
 """`isobatch up` as a newcomer meets it: what it prints works, clients work, faults pass."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
+from tests.e2e.answers import PROMPTS, alone, body_of
 
 pytestmark = pytest.mark.model
 
@@ -194,6 +197,8 @@ def test_a_killed_process_is_replaced_and_no_tier_is_answered_by_another(
     service: Any, pool: str, title: str
 ) -> None:
     tier, other = {"strict": ("strict", "standard"), "throughput": ("standard", "strict")}[pool]
+    bodies = [body_of(prompt, sampled=True) for prompt in PROMPTS[:4]]
+    before = asyncio.run(alone(service.url, bodies))
     victims = _processes_of(service, pool, title)
     assert victims
     for victim in victims:
@@ -209,6 +214,7 @@ def test_a_killed_process_is_replaced_and_no_tier_is_answered_by_another(
         return answer.status_code == 200 and not any(v.is_running() for v in victims)
 
     wait_for(is_back, BACK_SECONDS, f"{pool} answers again")
+    assert asyncio.run(alone(service.url, bodies)) == before
 
 
 def _processes_of(service: Any, pool: str, title: str) -> list[Any]:

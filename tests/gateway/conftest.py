@@ -1,13 +1,10 @@
-"""Makes `tests.gateway.fakes` importable and gives the tests a gateway with fake workers."""
+"""Gives the tests a gateway with fake workers."""
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest_asyncio
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.gateway.fakes import Stage
 
