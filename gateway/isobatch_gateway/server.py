@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import uvicorn
 from isobatch_contracts import errors
-from isobatch_contracts.errors import ErrorKind, ErrorType
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -22,7 +21,6 @@ from isobatch_gateway.errors import SettingsInvalid
 from isobatch_gateway.refusals import Refusal, error_body, error_headers
 from isobatch_gateway.settings import Bounds, Settings, Timeouts
 
-_MALFORMED = ErrorKind("malformed_request", 400, ErrorType.INVALID_REQUEST)
 _BACKLOG = 4096
 _LINGER = 2.0  # seconds that a refused client's bytes are still read, so that it sees the answer
 _DISCARD = 60.0  # seconds for the rest of a body that was refused
@@ -135,7 +133,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         self._refuse(
-            refusal or Refusal(_MALFORMED, "This is not a valid HTTP/1.1 request.", closes=True)
+            refusal
+            or Refusal(
+                errors.MALFORMED_REQUEST, "This is not a valid HTTP/1.1 request.", closes=True
+            )
         )
 
     def _refuse(self, refusal: Refusal) -> None:

@@ -29,6 +29,7 @@ class ErrorKind:
     type: ErrorType
 
 
+MALFORMED_REQUEST = ErrorKind("malformed_request", 400, ErrorType.INVALID_REQUEST)
 INVALID_API_KEY = ErrorKind("invalid_api_key", 401, ErrorType.AUTHENTICATION)
 TIER_NOT_ALLOWED = ErrorKind("tier_not_allowed", 403, ErrorType.PERMISSION)
 MODEL_NOT_FOUND = ErrorKind("model_not_found", 404, ErrorType.NOT_FOUND)

