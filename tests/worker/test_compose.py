@@ -16,7 +16,7 @@ STRICT = Settings(
     is_cpu=True,
     cores=4,
     report_path="/run/numerics.json",
-    plans_folder="/cache/plans",
+    cache_folder="/cache",
     digest_of_file={"/t.jinja": "sha256:5"}.get,
 )
 THROUGHPUT = dataclasses.replace(STRICT, pool=PoolName.THROUGHPUT)
@@ -101,3 +101,13 @@ def test_the_settings_of_a_strict_worker_know_its_defaults_and_files() -> None:
     assert of("--max-model-len", "2048") == of()
     assert of("--max-model-len", "1024") != of()
     assert of("--chat-template", "/t.jinja") != of("--chat-template", "/u.jinja")
+
+
+def test_bytecode_is_kept_in_our_cache_unless_the_user_has_a_place_for_it() -> None:
+    environment = {"PYTHONDONTWRITEBYTECODE": "1"}
+
+    added = compose(THROUGHPUT, environment).environment
+    assert added["PYTHONPYCACHEPREFIX"] == "/cache/bytecode"
+    assert added["PYTHONDONTWRITEBYTECODE"] == ""
+    own = compose(THROUGHPUT, {**environment, "PYTHONPYCACHEPREFIX": "/mine"}).environment
+    assert not [name for name in own if name.startswith("PYTHON")]

@@ -43,7 +43,7 @@ def worker(argv: list[str]) -> int:
                 is_cpu=_is_cpu(),
                 cores=len(os.sched_getaffinity(0)),
                 report_path=str(Path(folder) / "numerics.json"),
-                plans_folder=str(default_cache_dir() / "plans"),
+                cache_folder=str(default_cache_dir()),
                 digest_of_file=_digest_of_file,
             )
             launch = compose(settings, os.environ)
