@@ -206,7 +206,10 @@ class Proxy:
         record.first_byte = time.perf_counter() - record.started
         own = time.perf_counter() - record.body_read - record.queued - record.upstream_wait
         record.overhead = max(0.0, own)
-        self._runtime.metrics.began(record.labels, record.first_byte, record.overhead)
+        # The loop writes to sockets once its callbacks are done: this one can wait for the next.
+        asyncio.get_running_loop().call_soon(
+            self._runtime.metrics.began, record.labels, record.first_byte, record.overhead
+        )
 
     async def _interrupted(self, client: Client, error: Interrupted) -> None:
         record = client.record
