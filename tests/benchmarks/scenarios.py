@@ -81,6 +81,11 @@ QUICK = {
     "first byte": Scenario(first_byte(4), rounds=3, is_beside_direct=True),
     "chunk cost": Scenario(chunk_cost(6)),
 }
+SAMPLE = {
+    **QUICK,
+    "request beside 0 streams": Scenario(request_cost(0, 5)),
+    "request beside 300 streams": Scenario(request_cost(300, 5)),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from isobatch_contracts.numerics import NUMERICS_PATH, Certified
 
 READY_SECONDS = 240
 
@@ -90,7 +92,9 @@ class Service:
             "ISOBATCH_STATE_DIR": str(state),
             **(environment or {}),
         }
+        begun = time.monotonic()
         self.started = self.run("up", "--detach", "--port", str(self.port), *arguments)
+        self.start_seconds = time.monotonic() - begun
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -107,6 +111,12 @@ class Service:
         revisions = json.loads(table.read_text())["revisions"]
         (found,) = [e["url"] for r in revisions if r["pool"] == pool for e in r["endpoints"]]
         return str(found)
+
+    def numerics(self) -> Certified:
+        """The certificate of the strict replica."""
+        url = self.replica_url("strict") + NUMERICS_PATH
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return Certified.model_validate_json(answer.read())
 
     def metric(self, pool: str, name: str) -> float:
         with urllib.request.urlopen(self.replica_url(pool) + "/metrics", timeout=10) as answer:

@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from isobatch_worker.cache import default_cache_dir
 
 pytestmark = pytest.mark.model
 
@@ -32,12 +33,17 @@ spec:
 """
 
 
+@pytest.mark.usefixtures("service")  # it has filled the cache
 def test_a_wrong_linear_is_refused_and_only_strict_suffers(tmp_path: Path, service_of: Any) -> None:
     (tmp_path / "sitecustomize.py").write_text(PLANTED)
     manifest = tmp_path / "service.yaml"
     manifest.write_text(MANIFEST.format(folder=tmp_path))
-    # A cache of its own: a plan kept from an honest start would not be proved again.
-    service = service_of("-f", str(manifest), ISOBATCH_CACHE_DIR=str(tmp_path / "cache"))
+    # Plans of its own: one kept from an honest start would not be proved again.
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for kept in ("models", "bytecode"):
+        (cache / kept).symlink_to(default_cache_dir() / kept)
+    service = service_of("-f", str(manifest), ISOBATCH_CACHE_DIR=str(cache))
 
     def ask(tier: str) -> httpx.Response:
         return httpx.post(

@@ -18,6 +18,7 @@ from tests.e2e.answers import PROMPTS, alone, body_of
 
 pytestmark = pytest.mark.model
 
+START_SECONDS = 150
 BACK_SECONDS = 240
 STORY = {"model": "smollm2", "prompt": "A story:", "max_tokens": 1500, "ignore_eos": True}
 
@@ -49,6 +50,16 @@ def chat(service: Any, tier: str) -> httpx.Response:
 @pytest.fixture
 def client(service: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{service.url}/v1", api_key="unused", max_retries=0, timeout=120)
+
+
+def test_it_is_ready_in_time_and_its_certificate_is_cheap(service: Any) -> None:
+    certificate = service.numerics()
+
+    assert service.start_seconds <= START_SECONDS
+    assert certificate.certification_seconds <= (1 if certificate.from_cache else 20)
+    assert {operator.operator for operator in certificate.operators} >= {
+        *("linear", "attention", "rms-norm", "log-softmax", "penalties", "min-p")
+    }
 
 
 def test_the_printed_curl_lines_are_answered(service: Any) -> None:
@@ -199,6 +210,7 @@ def test_a_killed_process_is_replaced_and_no_tier_is_answered_by_another(
     tier, other = {"strict": ("strict", "standard"), "throughput": ("standard", "strict")}[pool]
     bodies = [body_of(prompt, sampled=True) for prompt in PROMPTS[:4]]
     before = asyncio.run(alone(service.url, bodies))
+    fingerprint = service.numerics().fingerprint
     victims = _processes_of(service, pool, title)
     assert victims
     for victim in victims:
@@ -215,6 +227,10 @@ def test_a_killed_process_is_replaced_and_no_tier_is_answered_by_another(
 
     wait_for(is_back, BACK_SECONDS, f"{pool} answers again")
     assert asyncio.run(alone(service.url, bodies)) == before
+    again = service.numerics()
+    assert again.fingerprint == fingerprint
+    assert again.from_cache or pool == "throughput"
+    assert again.certification_seconds <= (1 if again.from_cache else 20)
 
 
 def _processes_of(service: Any, pool: str, title: str) -> list[Any]:

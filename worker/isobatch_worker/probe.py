@@ -1,9 +1,9 @@
 """Performs fixed prompts through the whole loaded model, past vLLM's scheduler.
 
 Certification proves operators one by one; this asks whether the model made of them holds: the
-logits of a prompt alone, with every operator on its reference, against the same prompt among
-others, in chunks, and its last token by itself, with the schedules that will serve. What a model
-does between its layers is covered by nothing else.
+logits with every operator on its reference, against the same prompts alone, among each other and
+in chunks, the last token by itself, with the schedules that will serve. What a model does between
+its layers is covered by nothing else.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,14 +38,14 @@ def on_reference(rows: list[CertifiedRows]) -> Iterator[None]:
 
 
 def reference_logits(runner: Any, rows: list[CertifiedRows]) -> list[torch.Tensor]:
-    """[V] logits of each prompt alone, every one of `rows` on its reference.
+    """[V] logits of each prompt, in one step, every one of `rows` on its reference.
 
     Raises `CertificationRefused` if the worker is too small for the prompts.
     """
     _require_room(runner)
-    prompts = _Prompts(runner)
+    together = {n: (0, length) for n, length in enumerate(LENGTHS)}
     with torch.inference_mode(), on_reference(rows):
-        return [prompts.logits_of(n, [{n: (0, length)}]) for n, length in enumerate(LENGTHS)]
+        return _Prompts(runner).logits_of(list(together), [together])
 
 
 def probe_digest(logits: list[torch.Tensor]) -> str:
@@ -54,17 +54,19 @@ def probe_digest(logits: list[torch.Tensor]) -> str:
 
 
 def compare_batches(runner: Any, wanted: list[torch.Tensor]) -> None:
-    """Raise `CertificationRefused` if a prompt among others or in chunks has other bits."""
+    """Raise `CertificationRefused` if a prompt has other bits alone, among others or in chunks."""
     prompts = _Prompts(runner)
-    everyone = range(len(LENGTHS))
+    whole = {n: (0, length) for n, length in enumerate(LENGTHS)}
     with torch.inference_mode():
-        together = [{n: (0, LENGTHS[n]) for n in everyone}]
-        for n in everyone:
-            _compare("among the others", wanted[n], prompts.logits_of(n, together))
-            last = LENGTHS[n] - 1
-            others = {m: (0, LENGTHS[m]) for m in everyone if m != n}
-            chunked = [{n: (0, last)}, {n: (last, 1), **others}]
-            _compare("in two chunks", wanted[n], prompts.logits_of(n, chunked))
+        for n, got in enumerate(prompts.logits_of(list(whole), [whole])):
+            _compare("among the others", wanted[n], got)
+        for n, length in enumerate(LENGTHS):
+            (alone,) = prompts.logits_of([n], [{n: whole[n]}])
+            _compare("alone", wanted[n], alone)
+            last = length - 1
+            chunked: list[Chunks] = [{n: (0, last)}, {**whole, n: (last, 1)}]
+            (got,) = prompts.logits_of([n], chunked)
+            _compare("in two chunks", wanted[n], got)
 
 
 def _require_room(runner: Any) -> None:
@@ -87,7 +89,7 @@ def _compare(how: str, wanted: torch.Tensor, got: torch.Tensor) -> None:
         different = int((wanted != got).sum())
         raise CertificationRefused(
             f"the whole model is not independent of the batch: a probe prompt {how} has "
-            f"{different} other logits than alone; some layer does more than was certified"
+            f"{different} other logits than the reference; some layer does more than was certified"
         )
 
 
@@ -112,15 +114,15 @@ class _Prompts:
         """Cache blocks that the prompts fill."""
         return sum(-(-length // runner.cache_config.block_size) for length in LENGTHS)
 
-    def logits_of(self, prompt: int, steps: Sequence[Chunks]) -> torch.Tensor:
-        """[V] logits after the last token of `prompt`, once `steps` have run one after another."""
+    def logits_of(self, wanted: Sequence[int], steps: Sequence[Chunks]) -> list[torch.Tensor]:
+        """[V] logits of each prompt `wanted` in the last of `steps`, run one after another."""
         logits: dict[str, torch.Tensor] = {}
         known: set[int] = set()
         for step in steps:
             logits = self._run(step, known)
             known |= step.keys()
         self._finish(known)
-        return logits[_name(prompt)]
+        return [logits[_name(n)] for n in wanted]
 
     def _run(self, step: Chunks, known: set[int]) -> dict[str, torch.Tensor]:
         runner = self._runner

@@ -1,0 +1,66 @@
+"""A sample of the gateway's speed on the machine at hand; the figures kept are those of `run`.
+
+Bounds are scaled by how much slower than at the kept run this machine does a fixed piece of Python.
+"""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from tests.benchmarks.machine import pace_ms
+from tests.benchmarks.run import RESULTS, run
+from tests.benchmarks.scenarios import SAMPLE, Pair, added_first_byte_ms
+from tests.benchmarks.stub import raise_file_limit
+
+FIRST_BYTE_MS = 2 * 0.8  # twice the target: a median of 12 s is a rough one
+CHUNK_US = 55.0
+GROWTH = 1.3  # of a request's cost beside 300 streams, which is flat but for noise
+
+Figures = dict[str, list[Pair]]
+
+
+@pytest.fixture(scope="module")
+def figures() -> Figures:
+    raise_file_limit()
+    _, results = run(["isobatch"], SAMPLE)
+    return results["isobatch"]
+
+
+@pytest.fixture(scope="module")
+def slowness(figures: Figures) -> float:
+    """1 on the machine of the kept figures or a faster one; read after the load, beside it."""
+    kept = json.loads((RESULTS / "gateway.json").read_text())["machine"]["pace_ms"]
+    return max(1.0, pace_ms() / float(kept.split()[0]))
+
+
+def costs(pairs: Sequence[Pair]) -> list[float]:
+    return [p.through.cpu_ms_per_request for p in pairs if p.through.cpu_ms_per_request is not None]
+
+
+def test_every_answer_comes_whole(figures: Figures) -> None:
+    for name, pairs in figures.items():
+        assert pairs
+        for pair in pairs:
+            assert (pair.through.errored, pair.through.lost) == (0, 0), (name, pair)
+
+
+def test_the_first_byte_comes_soon(figures: Figures, slowness: float) -> None:
+    added = added_first_byte_ms(figures["first byte"])
+
+    assert added is not None
+    assert added.p50 <= FIRST_BYTE_MS * slowness
+
+
+def test_a_chunk_costs_little(figures: Figures, slowness: float) -> None:
+    (pair,) = figures["chunk cost"]
+
+    assert pair.through.cpu_us_per_chunk is not None
+    assert pair.through.cpu_us_per_chunk <= CHUNK_US * slowness
+
+
+def test_the_cost_of_a_request_does_not_grow_with_open_streams(figures: Figures) -> None:
+    (alone,) = costs(figures["request beside 0 streams"])
+    (beside,) = costs(figures["request beside 300 streams"])
+
+    assert beside <= GROWTH * alone
