@@ -178,7 +178,7 @@ class Proxy:
     async def _pass(self, client: Client, attempt: Attempt, opening: Opening, order: Order) -> None:
         headers = [*passed_on(opening.headers), *_own_headers(order, attempt)]
         relay, timeouts = attempt.relay, self._runtime.settings.timeouts
-        if opening.is_whole:
+        if opening.is_whole and not opening.is_stream:
             headers.append((b"content-length", b"%d" % opening.size))
         if opening.is_stream:
             # Ours replace the replica's: a proxy in front must not gather the chunks.

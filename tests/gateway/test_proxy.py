@@ -18,6 +18,7 @@ from tests.gateway.fakes import (
     OTHER_FINGERPRINT,
     STRICT,
     THROUGHPUT,
+    Exchange,
     Stage,
     event,
     hang,
@@ -100,6 +101,27 @@ async def test_a_stream_arrives_whole_and_unbuffered(stage: Stage) -> None:
     assert got.headers["x-accel-buffering"] == "no"
     assert got.headers["cache-control"] == "no-cache"
     assert len(strict.seen) == 1
+
+
+async def test_a_stream_that_came_in_one_read_is_framed_as_any_other(stage: Stage) -> None:
+    async def at_once(exchange: Exchange) -> None:
+        body = b"".join(
+            b"%x\r\n%s\r\n" % (len(data), data) for data in (event(0), b"data: [DONE]\n\n", b"")
+        )
+        exchange.writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+            b"transfer-encoding: chunked\r\n\r\n" + body
+        )
+        await exchange.writer.drain()
+
+    gateway, _, throughput = await stage.pair()
+    throughput.reply = at_once
+
+    got = await gateway.chat(stream=True)
+
+    assert got.content == event(0) + b"data: [DONE]\n\n"
+    assert got.headers["transfer-encoding"] == "chunked"
+    assert "content-length" not in got.headers
 
 
 async def test_only_headers_of_ours_reach_the_worker(stage: Stage) -> None:
