@@ -16,6 +16,7 @@ from typing import IO
 import psutil
 
 ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results"
 LOAD_CORE = 0
 TARGET_CORE = 1
 _PIN = (
@@ -108,6 +109,12 @@ def pace_ms() -> float:
             json.loads(json.dumps(document))
         times.append((time.perf_counter() - started) * 1000)
     return round(statistics.median(times), 3)
+
+
+def slowness() -> float:
+    """How much slower than at the kept run a fixed piece of Python is here and now; at least 1."""
+    kept = json.loads((RESULTS / "gateway.json").read_text())["machine"]["pace_ms"]
+    return max(1.0, pace_ms() / float(kept.split()[0]))
 
 
 def stolen_ticks() -> tuple[int, int]:

@@ -9,14 +9,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.benchmarks.machine import describe, pace_ms, stolen_ticks
+from tests.benchmarks.machine import RESULTS, describe, pace_ms, stolen_ticks
 from tests.benchmarks.measure import measure
 from tests.benchmarks.report import as_json, as_markdown
 from tests.benchmarks.scenarios import FULL, QUICK, Pair, Scenario
 from tests.benchmarks.stub import raise_file_limit
 from tests.benchmarks.targets import TARGETS, Target, stub_worker
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def run(

@@ -3,13 +3,12 @@
 Bounds are scaled by how much slower than at the kept run this machine does a fixed piece of Python.
 """
 
-import json
 from collections.abc import Sequence
 
 import pytest
 
-from tests.benchmarks.machine import pace_ms
-from tests.benchmarks.run import RESULTS, run
+from tests.benchmarks import machine
+from tests.benchmarks.run import run
 from tests.benchmarks.scenarios import SAMPLE, Pair, added_first_byte_ms
 from tests.benchmarks.stub import raise_file_limit
 
@@ -29,9 +28,8 @@ def figures() -> Figures:
 
 @pytest.fixture(scope="module")
 def slowness(figures: Figures) -> float:
-    """1 on the machine of the kept figures or a faster one; read after the load, beside it."""
-    kept = json.loads((RESULTS / "gateway.json").read_text())["machine"]["pace_ms"]
-    return max(1.0, pace_ms() / float(kept.split()[0]))
+    """1 on the machine of the kept figures or a faster one; read right after the load."""
+    return machine.slowness()
 
 
 def costs(pairs: Sequence[Pair]) -> list[float]:

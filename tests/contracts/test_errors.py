@@ -23,6 +23,7 @@ REFERENCE = {
 
 # What any HTTP server must be able to say besides; the reference's prose names them.
 PROTOCOL = {
+    (400, "malformed_request", "invalid_request_error"),
     (404, "path_not_found", "not_found_error"),
     (405, "method_not_allowed", "invalid_request_error"),
     (408, "request_timeout", "invalid_request_error"),

@@ -14,8 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 from isobatch_contracts.numerics import NUMERICS_PATH, Certified
+from isobatch_worker.cache import default_cache_dir
+from isobatch_worker.models import resolve, show_progress
 
 READY_SECONDS = 240
+MODEL = "builtin://smollm2-135m"
 
 
 def free_port() -> int:
@@ -33,7 +36,7 @@ class Worker:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         command = [sys.executable, "-m", "isobatch_cli", "worker", "--pool", pool]
-        command += ["--model", "builtin://smollm2-135m", "--served-model-name", "smollm2"]
+        command += ["--model", MODEL, "--served-model-name", "smollm2"]
         command += ["--port", str(self.port), "--", *vllm_args]
         with log.open("w") as output:
             self.process = subprocess.Popen(
@@ -137,6 +140,8 @@ class Service:
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    # Its conversion is no part of a start.
+    resolve(MODEL, cache_dir=default_cache_dir(), expected_digest=None, progress=show_progress)
     service = Service(tmp_path_factory.mktemp("state"))
     assert service.started.returncode == 0, service.started.stdout + service.started.stderr
     yield service

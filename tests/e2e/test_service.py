@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from tests.benchmarks.machine import slowness
 from tests.e2e.answers import PROMPTS, alone, body_of
 
 pytestmark = pytest.mark.model
@@ -53,10 +54,10 @@ def client(service: Any) -> openai.OpenAI:
 
 
 def test_it_is_ready_in_time_and_its_certificate_is_cheap(service: Any) -> None:
-    certificate = service.numerics()
+    certificate, slower = service.numerics(), slowness()
 
-    assert service.start_seconds <= START_SECONDS
-    assert certificate.certification_seconds <= (1 if certificate.from_cache else 20)
+    assert service.start_seconds <= START_SECONDS * slower
+    assert certificate.certification_seconds <= (1 if certificate.from_cache else 20) * slower
     assert {operator.operator for operator in certificate.operators} >= {
         *("linear", "attention", "rms-norm", "log-softmax", "penalties", "min-p")
     }
@@ -230,7 +231,7 @@ def test_a_killed_process_is_replaced_and_no_tier_is_answered_by_another(
     again = service.numerics()
     assert again.fingerprint == fingerprint
     assert again.from_cache or pool == "throughput"
-    assert again.certification_seconds <= (1 if again.from_cache else 20)
+    assert again.certification_seconds <= (1 if again.from_cache else 20) * slowness()
 
 
 def _processes_of(service: Any, pool: str, title: str) -> list[Any]:
