@@ -4,7 +4,8 @@ Each output element is one chain of MMA steps over K, started from +0. Tiles, wa
 operand that feeds the MMA's M side and the order of tiles are free: none of them can reach it.
 """
 
-# ruff: noqa: ANN001, ANN202, N803, PLR0913  # Triton's arguments: no Python types, sizes in capitals
+# Triton's arguments have no Python types, are many, and sizes are in capitals:
+# ruff: noqa: ANN001, ANN202, N803, PLR0913
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 import triton

@@ -29,7 +29,7 @@ class Linear:
     """What is certified: y = x W^T (+ b) with w [N, K], bias [N] or None, up to `max_rows` rows.
 
     `tree` is what `tree.linear_tree` declares for the shape. `w` may be the model's own weight or
-    one from `probe_weight`; schedules are admitted for its shape, dtype and placement.
+    one from `probe_rows`; schedules are admitted for its shape, dtype and placement.
     """
 
     w: torch.Tensor
@@ -45,9 +45,13 @@ class Linear:
         return f"{n}x{k} {dtype}{'+bias' * (self.bias is not None)}"
 
 
-def probe_weight(n: int, k: int, dtype: torch.dtype, device: torch.device, seed: int) -> torch.Tensor:
-    """[n, k] on `device`, the rows of every input family in turn."""
-    return _drawn(n, k, dtype, device, seed)
+def probe_rows(
+    rows: int, columns: int, dtype: torch.dtype, device: torch.device, seed: int
+) -> torch.Tensor:
+    """[rows, columns] on `device`: rows of every input family in turn."""
+    # The families draw where the current default device is: on the card, a matter of milliseconds.
+    with torch.device(device):
+        return mixed_rows(rows, columns, dtype, torch.Generator(device).manual_seed(seed))
 
 
 def linear_operator(
@@ -104,22 +108,14 @@ def _joined(left: Proof, right: Proof) -> Proof:
     )
 
 
-def _drawn(
-    rows: int, columns: int, dtype: torch.dtype, device: torch.device, seed: int
-) -> torch.Tensor:
-    # The families draw where the current default device is: on the card, a matter of milliseconds.
-    with torch.device(device):
-        return mixed_rows(rows, columns, dtype, torch.Generator(device).manual_seed(seed))
-
-
 def _cases(
     linear_: Linear, run: Callable[[torch.Tensor], torch.Tensor], seed: int, rows: tuple[int, ...]
 ) -> Iterator[Case]:
-    """Cases by row count: from the first row of a shared pool, and for small ones from elsewhere."""
+    """Cases by row count, at places of one shared pool: more of them for few rows."""
     counts = sorted(r for r in rows if r <= linear_.max_rows)
     pool = counts[-1] + 64
     w = linear_.w
-    x = _drawn(pool, w.shape[1], w.dtype, w.device, seed)
+    x = probe_rows(pool, w.shape[1], w.dtype, w.device, seed)
     expected = run(x)
     generator = torch.Generator().manual_seed(seed)
     for count in counts:
@@ -140,7 +136,7 @@ def _self_check(
     reason = reveal(reference, linear_.tree, setting)
     if reason is not None:
         return f"it adds in another tree: {reason}"
-    x = _drawn(_SELF_CHECK_ROWS, w.shape[1], w.dtype, w.device, seed + 1)
+    x = probe_rows(_SELF_CHECK_ROWS, w.shape[1], w.dtype, w.device, seed + 1)
     wanted = run(x)
     orders = [torch.arange(_SELF_CHECK_ROWS).roll(turn) for turn in (0, 1, 31)]
     places = ((5, 1), (100, 1), (3, 16), (47, 33), (61, 70))

@@ -165,7 +165,9 @@ def _check_grouped(
             f"{grouping.order.numel()} slots are not {slots_per_row} for each of {x.shape[0]} rows"
         )
     if grouping.tokens != tiling.tokens:
-        raise ValueError(f"slots are grouped by {grouping.tokens}, the tiling takes {tiling.tokens}")
+        raise ValueError(
+            f"slots are grouped by {grouping.tokens}, the tiling takes {tiling.tokens}"
+        )
     if grouping.order.device != x.device:
         raise ValueError(f"slots are on {grouping.order.device}, x on {x.device}")
 
@@ -208,7 +210,9 @@ def combine(y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """
     tokens, top_k = weights.shape
     if y.dim() != 2 or y.shape[0] != tokens * top_k or y.stride(1) != 1:
-        raise ValueError(f"need y [{tokens * top_k}, H] with contiguous columns, got {list(y.shape)}")
+        raise ValueError(
+            f"need y [{tokens * top_k}, H] with contiguous columns, got {list(y.shape)}"
+        )
     if weights.dtype != torch.float32 or not weights.is_contiguous() or weights.device != y.device:
         raise ValueError(f"need contiguous float32 weights on {y.device}, got {weights.dtype}")
     check_device("y", y)
@@ -223,9 +227,9 @@ def combine(y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The weights of one layer: `up` [E, I, H], `down` [E, H, J]; `activation` maps [S, I] to [S, J].
+    """The weights of one layer, `up` [E, I, H] and `down` [E, H, J].
 
-    The activation must be row-wise and certified as such: it is the model's, not ours.
+    `activation` maps [S, I] to [S, J]; it is the model's, row-wise, and certified as such.
     """
 
     up: torch.Tensor

@@ -5,7 +5,8 @@ its own chain over K (`matmul_kernels`), from its own slots. Neighbours decide o
 which program it stands in.
 """
 
-# ruff: noqa: ANN001, ANN202, N803, PLR0913  # Triton's arguments: no Python types, sizes in capitals
+# Triton's arguments have no Python types, are many, and sizes are in capitals:
+# ruff: noqa: ANN001, ANN202, N803, PLR0913
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 import triton

@@ -1,4 +1,4 @@
-"""Decides how a grouped matmul is certified: the dense linear of each slot's expert is its reference.
+"""Decides how a grouped matmul is certified: against the dense linear of each slot's expert.
 
 The dense reference has proved its tree and its independence of the batch (`matmul_operator`), so a
 grouped tiling that agrees with it computes a slot as if the token were alone with its expert.
@@ -12,7 +12,7 @@ import torch
 from isobatch_kernels.bits import first_difference, same_bits
 from isobatch_kernels.certification import Case, Operator, Schedule, Tensors
 from isobatch_kernels.matmul import Loads, Tiling, linear
-from isobatch_kernels.matmul_operator import probe_weight
+from isobatch_kernels.matmul_operator import probe_rows
 from isobatch_kernels.moe import (
     GROUPED_REFERENCE,
     group_slots,
@@ -116,7 +116,7 @@ def _cases(grouped: Grouped, seed: int) -> Iterator[Case]:
     for tokens in (t for t in TOKEN_COUNTS if t <= grouped.max_tokens):
         for crowd in (experts, grouped.top_k + 1):
             rows = grouped.rows(tokens)
-            x = probe_weight(rows, k, grouped.w.dtype, grouped.w.device, seed + rows)
+            x = probe_rows(rows, k, grouped.w.dtype, grouped.w.device, seed + rows)
             ids = draw_ids(tokens, experts, grouped.top_k, crowd, seed).to(x.device)
             expected = grouped_reference(x, grouped.w, ids, grouped.slots_per_row)
             yield Case(
@@ -134,7 +134,7 @@ def _self_check(grouped: Grouped, seed: int) -> str | None:
     reason = reveal(linear, grouped.tree, setting)
     if reason is not None:
         return f"it adds in another tree: {reason}"
-    x = probe_weight(130, w.shape[1], w.dtype, w.device, seed)
+    x = probe_rows(130, w.shape[1], w.dtype, w.device, seed)
     wanted = linear(x, w)
     for own in (slice(0, 1), slice(3, 20), slice(63, 130)):
         got = linear(x[own], w)

@@ -41,14 +41,14 @@ class _Probe:
 
 
 def subtree(tree: Tree, first: int, last: int) -> range:
-    """The terms of the smallest subtree of `tree` that holds terms `first` < `last`."""
-    end = min(tree.terms, (last // tree.group + 1) * tree.group)
+    """The terms of the smallest subtree of `tree` that holds terms `first` < `last`.
+
+    A group is added together with the sum so far, so two terms of one group meet in that sum too.
+    """
     chunk = first // tree.chunk
     if last // tree.chunk == chunk:
-        start = chunk * tree.chunk
-        # The first two groups of a chunk meet each other; one group alone is its own subtree.
-        is_one_group = first // tree.group == last // tree.group
-        return range((first // tree.group) * tree.group if is_one_group else start, end)
+        end = (last // tree.group + 1) * tree.group
+        return range(chunk * tree.chunk, min(tree.terms, end))
     return range(0, min(tree.terms, (last // tree.chunk + 1) * tree.chunk))
 
 

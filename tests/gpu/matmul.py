@@ -1,4 +1,4 @@
-"""Certifies and times the linears of four models on the card: `python -m tests.gpu.matmul --out DIR`.
+"""Certifies and times the linears of four models: `python -m tests.gpu.matmul --out DIR`.
 
 For each shape: proofs of every schedule at every row count, then default cuBLAS against the fastest
 admitted one, in one run, interleaved. Writes DIR/matmul.json after each shape; prints a table last.
@@ -18,7 +18,7 @@ from isobatch_kernels.bits import same_bits
 from isobatch_kernels.certification import Proof, Schedule
 from isobatch_kernels.cublas import LIBRARIES, library_linear
 from isobatch_kernels.matmul import Tiling, linear
-from isobatch_kernels.matmul_operator import Linear, linear_operator, probe_weight, prove_each
+from isobatch_kernels.matmul_operator import Linear, linear_operator, probe_rows, prove_each
 from isobatch_kernels.matmul_schedules import CertifiedLinear, all_tilings, choose, serves
 from isobatch_kernels.reveal import Setting, reveal
 from isobatch_kernels.timing import Times, rotated_weights, time_calls
@@ -66,7 +66,7 @@ def prove(shape: Shape, weight: torch.Tensor) -> Proof:
 
 def controls(budget: Budget) -> dict[str, str | None]:
     """Planted wrong schedules: what certification and `reveal` say of each. None would be blind."""
-    weight = probe_weight(1024, 4096, DTYPE, torch.device("cuda"), SEED)
+    weight = probe_rows(1024, 4096, DTYPE, torch.device("cuda"), SEED)
     linear_ = Linear(weight, None, tree_of(1024, 4096), 64)
 
     def split(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,8 @@ def reveal_refused(shape: Shape, proof: Proof) -> dict[str, str | None]:
         if missing:
             setting = Setting(missing[0], shape.n, DTYPE, torch.device("cuda"))
             run = partial(library_linear, library)
-            said[f"{library.name} at {missing[0]} rows"] = reveal(run, tree_of(shape.n, shape.k), setting)
+            tree = tree_of(shape.n, shape.k)
+            said[f"{library.name} at {missing[0]} rows"] = reveal(run, tree, setting)
     return said
 
 
@@ -153,7 +154,7 @@ def check_served(shape: Shape, weight: torch.Tensor, proof: Proof, times: dict[i
         for rows, found in times.items()
     }
     serve = CertifiedLinear(choose(proof, ours))
-    x = probe_weight(min(shape.max_rows, 5000), shape.k, DTYPE, weight.device, SEED + 7)
+    x = probe_rows(min(shape.max_rows, 5000), shape.k, DTYPE, weight.device, SEED + 7)
     whole = linear(x, weight)
     checked = [rows for rows in CHECKED_ROWS if rows <= len(x)]
     wrong = [r for r in checked if not same_bits(serve(x[-r:].clone(), weight), whole[-r:])]
@@ -163,7 +164,7 @@ def check_served(shape: Shape, weight: torch.Tensor, proof: Proof, times: dict[i
 def measure(shape: Shape, budget: Budget) -> dict[str, Any]:
     """All that is found of one shape."""
     started = time.monotonic()
-    weight = probe_weight(shape.n, shape.k, DTYPE, torch.device("cuda"), SEED)
+    weight = probe_rows(shape.n, shape.k, DTYPE, torch.device("cuda"), SEED)
     proof = prove(shape, weight)
     torch.cuda.synchronize()
     proved_in = time.monotonic() - started
@@ -189,7 +190,7 @@ def _initial(name: str) -> str:
 
 
 def print_table(results: list[dict[str, Any]]) -> None:
-    """Ratios to the rival, above 1 is faster; the letter: L cuBLASLt, C cuBLAS, T TMA, P pointer."""
+    """Ratios to the rival, above 1 is faster; L cuBLASLt, C cuBLAS, T TMA, P pointer."""
     print(f"{'model':14}{'layer':9}{'cert s':>7} " + "".join(f"{rows:>7}" for rows in ROWS))
     for result in results:
         head = f"{result['model']:14}{result['layer']:9}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from isobatch_kernels.certification import Proof
-from isobatch_kernels.matmul_operator import probe_weight, prove_each
+from isobatch_kernels.matmul_operator import probe_rows, prove_each
 from isobatch_kernels.moe import group_slots, grouped_linear
 from isobatch_kernels.moe_operator import (
     GROUPED_TILINGS,
@@ -38,7 +38,7 @@ _LEAST_BYTES = 300 << 20  # five times the L2
 
 def prove(shape: ExpertShape) -> Proof:
     device = torch.device("cuda")
-    flat = probe_weight(shape.experts * shape.n, shape.k, DTYPE, device, SEED)
+    flat = probe_rows(shape.experts * shape.n, shape.k, DTYPE, device, SEED)
     tree = linear_tree(shape.n, shape.k, DTYPE, family_of(torch.cuda.get_device_capability()))
     w = flat.view(shape.experts, shape.n, shape.k)
     grouped = Grouped(w, shape.top_k, shape.slots_per_row, tree, max_tokens=TOKENS[-1])

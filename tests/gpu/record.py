@@ -1,4 +1,4 @@
-"""What the GPU programs share: the card, a budget, and a JSON file that is whole after each step."""
+"""What the GPU programs share: the card, a budget, and JSON that is whole after each step."""
 
 import json
 import subprocess

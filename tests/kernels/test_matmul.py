@@ -58,7 +58,10 @@ def test_what_a_linear_does_not_take_is_named_before_any_launch(
 
 @pytest.mark.parametrize(
     "x,message",
-    [(torch.zeros(4, 40).bfloat16()[:, :32], "contiguous"), (torch.zeros(104).bfloat16()[8:].view(3, 32), "256")],
+    [
+        (torch.zeros(4, 40).bfloat16()[:, :32], "contiguous"),
+        (torch.zeros(104).bfloat16()[8:].view(3, 32), "256"),
+    ],
 )
 def test_the_library_refuses_operands_placed_as_no_proof_had_them(
     x: torch.Tensor, message: str, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ from isobatch_kernels.bits import same_bits
 from isobatch_kernels.certification import CertificationRefused, Schedule, Tensors, certify
 from isobatch_kernels.inputs import mixed_rows
 from isobatch_kernels.matmul import REFERENCE, Loads, Tiling, linear
-from isobatch_kernels.matmul_operator import Linear, linear_operator, probe_weight, prove_each
+from isobatch_kernels.matmul_operator import Linear, linear_operator, probe_rows, prove_each
 from isobatch_kernels.matmul_schedules import CertifiedLinear, all_tilings, choose
 from isobatch_kernels.reveal import Setting, reveal
 from isobatch_kernels.tree import Tree, plain_tree
@@ -110,7 +110,7 @@ def planted(name: str, tree_for: dict[bool, Tree]) -> Schedule:
     return Schedule(name, run)
 
 
-WEIGHT = probe_weight(48, 96, torch.bfloat16, CPU, seed=5)
+WEIGHT = probe_rows(48, 96, torch.bfloat16, CPU, seed=5)
 TREE = plain_tree(96, 16)
 SPLIT = Tree(96, 16, 48)
 OPERATOR = linear_operator(Linear(WEIGHT, None, TREE, max_rows=24), seed=6, rows=(1, 8, 16, 17, 24))
