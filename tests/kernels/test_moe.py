@@ -28,9 +28,16 @@ def test_every_kernel_holds_in_tritons_interpreter() -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("tokens,experts,top_k,crowd", [
-    (1, 8, 2, 8), (5, 8, 2, 2), (33, 128, 8, 128), (64, 128, 8, 9), (40, 3, 3, 3),
-])
+@pytest.mark.parametrize(
+    "tokens,experts,top_k,crowd",
+    [
+        (1, 8, 2, 8),
+        (5, 8, 2, 2),
+        (33, 128, 8, 128),
+        (64, 128, 8, 9),
+        (40, 3, 3, 3),
+    ],
+)
 @pytest.mark.parametrize("size", [16, 64])
 def test_tiles_cover_every_slot_once_and_hold_one_expert_each(
     tokens: int, experts: int, top_k: int, crowd: int, size: int
@@ -76,7 +83,11 @@ IDS = torch.zeros(6, 2, dtype=torch.int32)
     ],
 )
 def test_what_a_grouped_linear_does_not_take_is_named_before_any_launch(
-    x: torch.Tensor, w: torch.Tensor, size: int, slots_per_row: int, message: str,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    size: int,
+    slots_per_row: int,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if "CUDA" not in message:
@@ -86,13 +97,16 @@ def test_what_a_grouped_linear_does_not_take_is_named_before_any_launch(
         grouped_linear(x, w, group_slots(IDS, 4, size), slots_per_row, TILING)
 
 
-@pytest.mark.parametrize("call", [
-    lambda: route(torch.zeros(2, 4), Routing(5)),
-    lambda: route(torch.zeros(2, 4), Routing(0)),
-    lambda: route(torch.zeros(4, 2).T, Routing(2)),
-    lambda: combine(torch.zeros(5, 8), torch.zeros(2, 2)),
-    lambda: combine(torch.zeros(4, 8), torch.zeros(2, 2).double()),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: route(torch.zeros(2, 4), Routing(5)),
+        lambda: route(torch.zeros(2, 4), Routing(0)),
+        lambda: route(torch.zeros(4, 2).T, Routing(2)),
+        lambda: combine(torch.zeros(5, 8), torch.zeros(2, 2)),
+        lambda: combine(torch.zeros(4, 8), torch.zeros(2, 2).double()),
+    ],
+)
 def test_bad_scores_and_bad_weights_are_refused(call: object) -> None:
     with pytest.raises(ValueError, match="need"):
         call()  # type: ignore[operator]  # a table of calls
