@@ -74,7 +74,7 @@ def placement_refusal(name: str, x: torch.Tensor) -> str | None:
 def library_linear(
     library: Library, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x [M, K], w [N, K], bias [N] -> [M, N] by `library`.
+    """X [M, K], w [N, K], bias [N] -> [M, N] by `library`.
 
     Raises ValueError for operands that are not contiguous and aligned to `LIBRARY_ALIGNMENT`.
     """

@@ -109,7 +109,7 @@ def linear(
     tiling: Tiling = REFERENCE,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [M, K], w [N, K], bias [N] -> [M, N], all bfloat16 or all float16; M may be 0.
+    """X [M, K], w [N, K], bias [N] -> [M, N], all bfloat16 or all float16; M may be 0.
 
     Rows may be strided, columns must be contiguous. Accumulates in float32 by the plain tree,
     adds the bias in float32, rounds once. Writes to `out` where given: its rows may be strided.

@@ -5,7 +5,7 @@ operand that feeds the MMA's M side and the order of tiles are free: none of the
 """
 
 # Triton's arguments have no Python types, are many, and sizes are in capitals:
-# ruff: noqa: ANN001, ANN202, N803, PLR0913
+# ruff: noqa: ANN001, ANN201, ANN202, N803, PLR0913, PLR0917
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 import triton
@@ -27,11 +27,7 @@ def _place(index, M, N, TOKENS: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.
 def _fold(x, w, acc, SWAP: tl.constexpr):
     """One step of the chain: x [TOKENS, DEPTH] and w [FEATURES, DEPTH] into acc."""
     # A product commutes, so which operand is the MMA's M side does not reach the bits.
-    if SWAP:
-        acc = tl.dot(w, x.T, acc)
-    else:
-        acc = tl.dot(x, w.T, acc)
-    return acc
+    return tl.dot(w, x.T, acc) if SWAP else tl.dot(x, w.T, acc)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ its rows shown to be independent of the batch, before anything is compared with 
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -92,7 +93,7 @@ def prove_each(operator: Operator, serves: Callable[[str, int], bool]) -> Proof:
             one = replace(
                 operator,
                 candidates=(candidate,),
-                cases=lambda own=own: iter(own),
+                cases=partial(iter, own),
                 self_check=lambda: None,
             )
             proof = _joined(proof, certify(one))

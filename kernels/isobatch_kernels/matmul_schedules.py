@@ -174,7 +174,7 @@ class CertifiedLinear:
     def __call__(
         self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """x [M, K], w [N, K], bias [N] -> [M, N]; raises ValueError as `matmul.linear` does."""
+        """X [M, K], w [N, K], bias [N] -> [M, N]; raises ValueError as `matmul.linear` does."""
         rows = x.shape[0]
         if rows == 0:
             return linear(x, w, bias)

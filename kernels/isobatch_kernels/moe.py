@@ -39,7 +39,7 @@ class Routing:
 
 
 def route(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [T, E] -> (weights [T, top_k] float32, ids [T, top_k] int32), best first.
+    """Logits [T, E] -> (weights [T, top_k] float32, ids [T, top_k] int32), best first.
 
     One warp a token, whatever T is. Raises ValueError where top_k is not within 1..E or the last
     dimension of logits is not contiguous.
@@ -97,7 +97,7 @@ class Grouping:
 
 
 def group_slots(ids: torch.Tensor, experts: int, tokens: int) -> Grouping:
-    """ids [T, top_k] in 0..experts-1 -> the tiles of `tokens` slots that cover them.
+    """Ids [T, top_k] in 0..experts-1 -> the tiles of `tokens` slots that cover them.
 
     Shapes follow from those of `ids` alone and nothing waits for the device: fit for a CUDA graph.
     A slot whose id is out of range is in no tile.
@@ -125,7 +125,7 @@ def grouped_linear(
     slots_per_row: int,
     tiling: Tiling = GROUPED_REFERENCE,
 ) -> torch.Tensor:
-    """x [rows, K], w [E, N, K] -> [rows * slots_per_row, N]: slot s is row s // slots_per_row.
+    """X [rows, K], w [E, N, K] -> [rows * slots_per_row, N]: slot s is row s // slots_per_row.
 
     By the plain tree in K, accumulated in float32 and rounded once. `grouping.tokens` must be the
     tiling's. Raises ValueError for operands that are not taken, RuntimeError where the kernel
@@ -173,7 +173,7 @@ def _check_grouped(
 
 
 def _flat_descriptor(w: torch.Tensor, tiling: Tiling) -> TensorDescriptor:
-    """w [E, N, K] as a descriptor of [E * N, K]."""
+    """W [E, N, K] as a descriptor of [E * N, K]."""
     experts, features, terms = w.shape
     if w.stride(0) != features * w.stride(1):
         raise ValueError(f"{tiling.name}: experts of w are not back to back: strides {w.stride()}")
@@ -197,14 +197,14 @@ def grouped_reference(
     """
     flat = ids.reshape(-1)
     y = torch.empty((flat.numel(), w.shape[1]), dtype=x.dtype, device=x.device)
-    for expert in flat.unique().tolist():
+    for expert in sorted(set(flat.tolist())):
         slots = (flat == expert).nonzero()[:, 0]
         y[slots] = matmul(x[slots // slots_per_row], w[expert])
     return y
 
 
 def combine(y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """y [T * top_k, H], weights [T, top_k] float32 -> [T, H] in y.dtype, slots added in order.
+    """Y [T * top_k, H], weights [T, top_k] float32 -> [T, H] in y.dtype, slots added in order.
 
     Raises ValueError for other shapes, dtypes or strides.
     """
@@ -243,7 +243,7 @@ def mixture(
     chosen: tuple[torch.Tensor, torch.Tensor],
     tilings: tuple[Tiling, Tiling] = (GROUPED_REFERENCE, GROUPED_REFERENCE),
 ) -> torch.Tensor:
-    """x [T, H] and `route`'s (weights, ids) -> [T, H]: up, activation, down, combination.
+    """X [T, H] and `route`'s (weights, ids) -> [T, H]: up, activation, down, combination.
 
     `tilings` are those of up and down. Raises ValueError as `grouped_linear` does.
     """

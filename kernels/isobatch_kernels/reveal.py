@@ -49,7 +49,7 @@ def subtree(tree: Tree, first: int, last: int) -> range:
     if last // tree.chunk == chunk:
         end = (last // tree.group + 1) * tree.group
         return range(chunk * tree.chunk, min(tree.terms, end))
-    return range(0, min(tree.terms, (last // tree.chunk + 1) * tree.chunk))
+    return range(min(tree.terms, (last // tree.chunk + 1) * tree.chunk))
 
 
 @dataclass(frozen=True, slots=True)

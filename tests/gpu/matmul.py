@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from isobatch_kernels.bits import same_bits
+from isobatch_kernels.bits import as_bits, same_bits
 from isobatch_kernels.certification import Proof, Schedule
 from isobatch_kernels.cublas import LIBRARIES, library_linear
+from isobatch_kernels.inputs import FAMILIES
 from isobatch_kernels.matmul import Tiling, linear
 from isobatch_kernels.matmul_operator import Linear, linear_operator, probe_rows, prove_each
 from isobatch_kernels.matmul_schedules import CertifiedLinear, all_tilings, choose, serves
@@ -24,7 +25,7 @@ from isobatch_kernels.reveal import Setting, reveal
 from isobatch_kernels.timing import Times, rotated_weights, time_calls
 from isobatch_kernels.tree import Tree, family_of, linear_tree
 
-from tests.gpu.record import Budget, Record, environment, say
+from tests.gpu.record import Budget, Record, attempted, environment, say
 from tests.gpu.shapes import SHAPES, Shape
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
@@ -39,13 +40,12 @@ def compile_all(budget: Budget) -> dict[str, str]:
     """Compile every tiling, many at a time; name -> error of those that failed twice."""
     x, w = (torch.randn(17, 1024, device="cuda").to(DTYPE) for _ in range(2))
 
-    def run(tiling: Tiling) -> str | None:
-        try:
-            linear(x, w, tiling=tiling)
-            torch.cuda.synchronize()
-        except Exception as exc:  # noqa: BLE001  # any failure of one schedule is a result here
-            return f"{type(exc).__name__}: {exc}"
-        return None
+    def compiled(tiling: Tiling) -> None:
+        linear(x, w, tiling=tiling)
+        torch.cuda.synchronize()
+
+    def run(tiling: Tiling) -> Any:
+        return attempted(partial(compiled, tiling))
 
     with ThreadPoolExecutor(8) as pool:
         first = dict(zip(all_tilings(), pool.map(run, all_tilings()), strict=True))
@@ -64,7 +64,7 @@ def prove(shape: Shape, weight: torch.Tensor) -> Proof:
     return prove_each(linear_operator(linear_, SEED), serves)
 
 
-def controls(budget: Budget) -> dict[str, str | None]:
+def controls() -> dict[str, str | None]:
     """Planted wrong schedules: what certification and `reveal` say of each. None would be blind."""
     weight = probe_rows(1024, 4096, DTYPE, torch.device("cuda"), SEED)
     linear_ = Linear(weight, None, tree_of(1024, 4096), 64)
@@ -82,15 +82,13 @@ def controls(budget: Budget) -> dict[str, str | None]:
         Schedule("depth-by-rows", lambda x: (by_rows(x, weight),)),
     )
     operator = replace(linear_operator(linear_, SEED), candidates=planted)
-    refused = prove_each(operator, lambda name, rows: True).refused
+    refused = prove_each(operator, lambda *_: True).refused
     setting = Setting(rows=8, n=1024, dtype=DTYPE, device=torch.device("cuda"))
-    said = {
+    return {
         "certification of a split": refused.get("split"),
         "certification of a depth chosen by rows": refused.get("depth-by-rows"),
         "reveal of a split": reveal(split, linear_.tree, setting),
     }
-    say(budget, f"planted faults: {said}")
-    return said
 
 
 def reveal_refused(shape: Shape, proof: Proof) -> dict[str, str | None]:
@@ -105,6 +103,21 @@ def reveal_refused(shape: Shape, proof: Proof) -> dict[str, str | None]:
             tree = tree_of(shape.n, shape.k)
             said[f"{library.name} at {missing[0]} rows"] = reveal(run, tree, setting)
     return said
+
+
+def disagreements(shape: Shape, weight: torch.Tensor) -> dict[str, int]:
+    """Outputs of 96 rows where a library differs from the reference, by kinds of input."""
+    x = probe_rows(96, shape.k, DTYPE, weight.device, SEED)
+    wanted = as_bits(linear(x, weight))
+    counts: dict[str, int] = {}
+    for library in LIBRARIES:
+        differs = as_bits(library_linear(library, x, weight)) != wanted
+        for i, of_row in enumerate(FAMILIES):
+            for j, of_weight in enumerate(FAMILIES):
+                count = int(differs[i :: len(FAMILIES), j :: len(FAMILIES)].sum())
+                if count:
+                    counts[f"{library.name}: {of_row.name} x {of_weight.name}"] = count
+    return counts
 
 
 def schedule_calls(proof: Proof, rows: int, x: torch.Tensor) -> dict[str, Callable[..., object]]:
@@ -168,7 +181,8 @@ def measure(shape: Shape, budget: Budget) -> dict[str, Any]:
     proof = prove(shape, weight)
     torch.cuda.synchronize()
     proved_in = time.monotonic() - started
-    revealed = reveal_refused(shape, proof)
+    revealed = attempted(lambda: reveal_refused(shape, proof))
+    differing = attempted(partial(disagreements, shape, weight))
     # Real values for the timing: special ones could make a card draw another power.
     weight = torch.randn(shape.n, shape.k, device="cuda").to(DTYPE)
     times = timed(shape, weight, proof, budget)
@@ -180,8 +194,9 @@ def measure(shape: Shape, budget: Budget) -> dict[str, Any]:
         "admitted": {name: sorted(at) for name, at in proof.admitted.items()},
         "refused": proof.refused,
         "revealed": revealed,
+        "library_differs": differing,
         "times": times,
-        "served": check_served(shape, weight, proof, times),
+        "served": attempted(lambda: check_served(shape, weight, proof, times)),
     }
 
 
@@ -217,21 +232,16 @@ def main() -> int:
     record = Record(options.out / "matmul.json", {**environment(), "shapes": results})
     say(budget, str(environment()))
     record.data["compile_errors"] = compile_all(budget)
-    try:
-        record.data["controls"] = controls(budget)
-    except Exception as exc:  # noqa: BLE001  # the shapes are still worth their time
-        record.data["controls"] = {"error": repr(exc)}
-        say(budget, f"controls: {exc!r}")
+    record.data["controls"] = attempted(controls)
+    say(budget, f"planted faults: {record.data['controls']}")
     for shape in SHAPES:
         if options.model and shape.model not in options.model:
             continue
         if budget.is_spent():
             results.append({**asdict(shape), "error": "not run: the budget was spent"})
             continue
-        try:
-            results.append(measure(shape, budget))
-        except Exception as exc:  # noqa: BLE001  # one shape's failure is a result here
-            results.append({**asdict(shape), "error": f"{type(exc).__name__}: {exc}"})
+        found = attempted(partial(measure, shape, budget))
+        results.append(found if isinstance(found, dict) else {**asdict(shape), "error": found})
         record.save()
         torch.cuda.empty_cache()
         say(budget, f"{shape.model} {shape.layer}: {results[-1].get('error', 'done')}")

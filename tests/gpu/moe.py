@@ -26,7 +26,7 @@ from isobatch_kernels.moe_operator import (
 from isobatch_kernels.timing import rotated_weights, time_calls
 from isobatch_kernels.tree import family_of, linear_tree
 
-from tests.gpu.record import Budget, Record, environment, say
+from tests.gpu.record import Budget, Record, attempted, environment, say
 from tests.gpu.shapes import EXPERT_SHAPES, ExpertShape
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -139,10 +139,8 @@ def main() -> int:
         if budget.is_spent():
             results.append({**asdict(shape), "error": "not run: the budget was spent"})
             continue
-        try:
-            results.append(measure(shape, budget))
-        except Exception as exc:  # noqa: BLE001  # one shape's failure is a result here
-            results.append({**asdict(shape), "error": f"{type(exc).__name__}: {exc}"})
+        found = attempted(partial(measure, shape, budget))
+        results.append(found if isinstance(found, dict) else {**asdict(shape), "error": found})
         record.save()
         torch.cuda.empty_cache()
         say(budget, f"{shape.model} {shape.layer}: {results[-1].get('error', 'done')}")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,14 @@ class Record:
     def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(self.data, indent=1) + "\n")
+
+
+def attempted(step: Callable[[], Any]) -> Any:
+    """What `step` returns, or what it raised, in words: a failure is a result and ends nothing."""
+    try:
+        return step()
+    except Exception as exc:  # noqa: BLE001  # whatever it was, the rest of the run is worth having
+        return f"{type(exc).__name__}: {exc}"
 
 
 def say(budget: Budget, text: str) -> None:

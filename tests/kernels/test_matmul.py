@@ -33,7 +33,7 @@ def test_every_kernel_holds_in_tritons_interpreter() -> None:
 
 
 @pytest.mark.parametrize(
-    "x,w,bias,message",
+    ("x", "w", "bias", "message"),
     [
         (X[0], W, None, r"got \[32\] and \[8, 32\]"),
         (X[:, :31], W, None, r"got \[4, 31\] and \[8, 32\]"),
@@ -57,7 +57,7 @@ def test_what_a_linear_does_not_take_is_named_before_any_launch(
 
 
 @pytest.mark.parametrize(
-    "x,message",
+    ("x", "message"),
     [
         (torch.zeros(4, 40).bfloat16()[:, :32], "contiguous"),
         (torch.zeros(104).bfloat16()[8:].view(3, 32), "256"),
@@ -66,7 +66,7 @@ def test_what_a_linear_does_not_take_is_named_before_any_launch(
 def test_the_library_refuses_operands_placed_as_no_proof_had_them(
     x: torch.Tensor, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("isobatch_kernels.cublas.check_linear", lambda x, w, bias: None)
+    monkeypatch.setattr("isobatch_kernels.cublas.check_linear", lambda *_: None)
 
     with pytest.raises(ValueError, match=message):
         library_linear(CUBLASLT, x, W)
@@ -84,14 +84,17 @@ def switches() -> tuple[object, ...]:
 
 
 def test_the_librarys_switches_are_set_and_put_back_even_by_an_error() -> None:
-    before = switches()
+    def fail_inside() -> None:
+        with switched_to(CUBLASLT):
+            assert switches()[1:] == (False, False, False, False)
+            with switched_to(CUBLAS):
+                assert switches()[1:] == (True, True, True, True)
+            assert switches()[1:] == (False, False, False, False)
+            raise KeyError
 
-    with pytest.raises(KeyError), switched_to(CUBLASLT):
-        assert switches()[1:] == (False, False, False, False)
-        with switched_to(CUBLAS):
-            assert switches()[1:] == (True, True, True, True)
-        assert switches()[1:] == (False, False, False, False)
-        raise KeyError
+    before = switches()
+    with pytest.raises(KeyError):
+        fail_inside()
 
     assert switches() == before
 

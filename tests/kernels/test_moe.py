@@ -29,7 +29,7 @@ def test_every_kernel_holds_in_tritons_interpreter() -> None:
 
 
 @pytest.mark.parametrize(
-    "tokens,experts,top_k,crowd",
+    ("tokens", "experts", "top_k", "crowd"),
     [
         (1, 8, 2, 8),
         (5, 8, 2, 2),
@@ -73,7 +73,7 @@ IDS = torch.zeros(6, 2, dtype=torch.int32)
 
 
 @pytest.mark.parametrize(
-    "x,w,size,slots_per_row,message",
+    ("x", "w", "size", "slots_per_row", "message"),
     [
         (X, W[0], 16, 2, r"w \[E, N, K\]"),
         (X[:, :16], W, 16, 2, r"got \[6, 16\] and \[8, 32\]"),
@@ -91,7 +91,7 @@ def test_what_a_grouped_linear_does_not_take_is_named_before_any_launch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if "CUDA" not in message:
-        monkeypatch.setattr("isobatch_kernels.matmul.check_device", lambda name, x: None)
+        monkeypatch.setattr("isobatch_kernels.matmul.check_device", lambda *_: None)
 
     with pytest.raises(ValueError, match=message):
         grouped_linear(x, w, group_slots(IDS, 4, size), slots_per_row, TILING)

@@ -40,11 +40,12 @@ def test_a_difference_in_one_row_alone_is_seen() -> None:
     setting = Setting(rows=4, n=32, dtype=torch.bfloat16, device=torch.device("cpu"))
     found = reveal(by_row, TREES["plain"], setting)
 
-    assert found is not None and "units at terms" in found
+    assert found is not None
+    assert "units at terms" in found
 
 
 @pytest.mark.parametrize(
-    "pair,wanted",
+    ("pair", "wanted"),
     [
         ((0, 1), range(16)),
         ((0, 17), range(32)),

@@ -77,7 +77,7 @@ def test_the_bias_is_added_before_the_one_rounding(tiling: Tiling) -> None:
 
 
 @pytest.mark.parametrize("tiling", [SMALL, SMALL_SWAPPED], ids=lambda t: t.name)
-@pytest.mark.parametrize("start,stop", [(0, 1), (7, 8), (18, 19), (2, 18), (5, 19)])
+@pytest.mark.parametrize(("start", "stop"), [(0, 1), (7, 8), (18, 19), (2, 18), (5, 19)])
 def test_a_rows_bits_do_not_depend_on_its_batch(tiling: Tiling, start: int, stop: int) -> None:
     assert same_bits(linear(X[start:stop], W, tiling=tiling), EXPECTED[start:stop])
 
@@ -124,7 +124,7 @@ def test_a_split_without_its_tree_and_a_tile_chosen_by_rows_are_refused() -> Non
         Schedule("raises", lambda x: (linear(x, WEIGHT[:, :95]),)),
     )
 
-    proof = prove_each(replace(OPERATOR, candidates=candidates), lambda name, rows: True)
+    proof = prove_each(replace(OPERATOR, candidates=candidates), lambda *_: True)
 
     assert proof.admitted == {
         "split": frozenset(),

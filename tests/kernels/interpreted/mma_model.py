@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
-import triton.runtime.interpreter as interpreter
 from isobatch_kernels.tree import Tree
 from numpy.typing import NDArray
+from triton.runtime import interpreter
 
 _FRACTION_BITS = 25
 _GROUP = 16

@@ -92,7 +92,8 @@ def test_routing_of_a_token_does_not_depend_on_its_batch() -> None:
     for token in range(9):
         own = slice(token, token + 1)
         alone_weights, alone_ids = route(logits[own], Routing(8))
-        assert same_bits(alone_weights, weights[own]) and same_bits(alone_ids, ids[own])
+        assert same_bits(alone_weights, weights[own])
+        assert same_bits(alone_ids, ids[own])
 
 
 def test_of_equal_scores_the_lower_expert_is_chosen_and_nan_comes_last() -> None:
@@ -156,7 +157,7 @@ def test_a_grouped_matmul_that_splits_a_crowded_experts_sum_is_refused() -> None
     operator = grouped_operator(grouped, seed=10)
     own = tuple(c for c in operator.candidates if c.name == GROUPED_TILINGS[0].name)
     candidates = (*own, Schedule("crowded", crowded))
-    proof = prove_each(replace(operator, candidates=candidates), lambda name, tokens: tokens > 3)
+    proof = prove_each(replace(operator, candidates=candidates), lambda _, tokens: tokens > 3)
 
     assert proof.admitted[own[0].name] == frozenset({4, 7, 8, 16, 17})
     assert 17 not in proof.admitted["crowded"]
