@@ -6,6 +6,10 @@ Both merge by `_merge`, so the order and the roundings are the same. Launch with
 `enable_fp_fusion=False`: where a multiplication and an addition are one rounding it is written so.
 """
 
+# Triton's language: arguments are untyped, constants upper case, and as many as a launch needs.
+# ruff: noqa: ANN001, ANN201, ANN202, N803, N806, PLR0913, PLR0917
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 import triton
 import triton.language as tl
 
@@ -21,7 +25,7 @@ def _merge(high, total, acc, m, part, a):
     kept = tl.exp2(high - base)
     added = tl.exp2(m - base)
     total = tl.fma(total, kept, part * added)
-    acc = tl.fma(acc, kept[:, None] + tl.zeros_like(acc), a * added[:, None])
+    acc = tl.fma(acc, kept[:, None], a * added[:, None])
     return new, total, acc
 
 
@@ -45,15 +49,15 @@ def _find_request(cu_query_ptr, tile, requests, GROUP: tl.constexpr, ROWS: tl.co
 
 @triton.jit
 def _tile_step(
-    q, k, v, ones, key, position, m, part, a, exp_scale, cap_in, cap_out, window,
+    s, v, ones, key, position, m, part, a, scales, window,
     SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys: q [R, D], k, v [N, D] -> (m [R], part [R, ONES], a [R, D]) after it.
+    """One tile of keys: scores s [R, N], v [N, D] -> (m [R], part [R, ONES], a [R, D]) after it.
 
     Every tile is masked the same way. `m` is the maximum of raw scores (exact in any order), and
     exp2 takes one fused multiply-add a score.
     """
-    s = tl.dot(q, tl.trans(k))
+    exp_scale, cap_in, cap_out = scales
     if SOFTCAP:
         # cap * tanh(x) * log2(e) as cap_out * (1 - 2 / (e^2x + 1)): finite for any x.
         s = cap_out - 2.0 * cap_out / (tl.exp2(s * cap_in) + 1.0)
@@ -63,7 +67,7 @@ def _tile_step(
     s = tl.where(seen, s, -float("inf"))
     new = tl.maximum(m, tl.max(s, 1))
     base = tl.where(new == -float("inf"), 0.0, new) * exp_scale
-    p = tl.exp2(tl.fma(s, tl.zeros_like(s) + exp_scale, tl.zeros_like(s) - base[:, None]))
+    p = tl.exp2(tl.fma(s, exp_scale, -base[:, None]))
     kept = tl.exp2(m * exp_scale - base)
     p = p.to(v.dtype)
     a = tl.dot(p, v, a * kept[:, None])
@@ -92,35 +96,95 @@ def _span(
 
 
 @triton.jit
-def _load_pages(
-    source, table, first, seq_len, kv_head, block_stride, slot_stride, head_stride,
+def _pages(table, first, seq_len, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr, TMA: tl.constexpr):
+    """Cache blocks of the keys first .. first + KEY_TILE: [KEY_TILE], or the one block of all."""
+    if TMA:
+        page = tl.load(table + first // BLOCK, mask=first < seq_len, other=0)
+    else:
+        key = first + tl.arange(0, KEY_TILE)
+        page = tl.load(table + key // BLOCK, mask=key < seq_len, other=0)
+    return page
+
+
+@triton.jit
+def _load_tile(
+    source, page, first, seq_len, kv_head, strides,
     SIZE: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr,
     TMA: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
     """Keys or values first .. first + KEY_TILE of one request: [KEY_TILE, PADDED].
 
-    With ZERO, slots past `seq_len` read as 0: a masked key has weight 0, and 0 * NaN is NaN.
+    `strides` are those of cache block, slot and KV head. With ZERO, slots past `seq_len` read as 0:
+    a masked key has weight 0, but 0 * NaN is NaN.
     """
+    block_stride, slot_stride, head_stride = strides
     key = first + tl.arange(0, KEY_TILE)
     if TMA:
-        # One box of one page: BLOCK is a multiple of KEY_TILE.
-        page = tl.load(table + first // BLOCK)
+        # One box of one block: BLOCK is a multiple of KEY_TILE.
         x = source.load([page * BLOCK + first % BLOCK, kv_head * head_stride])
         if ZERO:
             x = tl.where(key[:, None] < seq_len, x, 0.0)
     else:
-        inside = key < seq_len
-        page = tl.load(table + key // BLOCK, mask=inside, other=0).to(tl.int64)
-        row = page * block_stride + (key % BLOCK) * slot_stride + kv_head * head_stride
+        row = page.to(tl.int64) * block_stride + (key % BLOCK) * slot_stride
         column = tl.arange(0, PADDED)
-        at = source + row[:, None] + column[None, :]
+        at = source + kv_head * head_stride + row[:, None] + column[None, :]
         if ZERO:
-            x = tl.load(at, mask=inside[:, None] & (column < SIZE)[None, :], other=0.0)
+            x = tl.load(at, mask=(key < seq_len)[:, None] & (column < SIZE)[None, :], other=0.0)
         elif SIZE == PADDED:
             x = tl.load(at)
         else:
             x = tl.load(at, mask=(column < SIZE)[None, :], other=0.0)
     return x
+
+
+@triton.jit
+def _store_chunk(parts, slot, live, m, part, a, PADDED: tl.constexpr):
+    """Put a chunk's partial result away: `slot` [R] in m and sum, rows of PADDED in acc."""
+    m_ptr, sum_ptr, acc_ptr = parts
+    column = tl.arange(0, PADDED)
+    tl.store(m_ptr + slot, m, mask=live)
+    # All columns of `part` are equal, so a maximum takes one out exactly.
+    tl.store(sum_ptr + slot, tl.max(part, 1), mask=live)
+    tl.store(acc_ptr + slot[:, None] * PADDED + column[None, :], a, mask=live[:, None])
+
+
+@triton.jit
+def _advance(
+    t, low, q, ones, page, chunk, done, sources, strides, parts, slot, live, position, table,
+    seq_len, kv_head, scales, window,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    KEY_TILE: tl.constexpr, ONES: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
+    TMA: tl.constexpr, ZERO: tl.constexpr, SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """Tile `t`: chunk = (m, part, a) of the open chunk, done = (top, total, acc) of those folded."""
+    first = t * KEY_TILE
+    m, part, a = chunk
+    top, total, acc = done
+    k = _load_tile(
+        sources[0], page, first, seq_len, kv_head, strides[0],
+        SIZE, PADDED, BLOCK, KEY_TILE, TMA, ZERO=False,
+    )  # fmt: skip
+    v = _load_tile(
+        sources[1], page, first, seq_len, kv_head, strides[1],
+        SIZE, PADDED, BLOCK, KEY_TILE, TMA, ZERO=ZERO,
+    )  # fmt: skip
+    # Of the next tile, a step ahead: the address of a key waits for no other load then.
+    page = _pages(table, first + KEY_TILE, seq_len, BLOCK, KEY_TILE, TMA)
+    s = tl.dot(q, tl.trans(k))
+    # The chunk before is put away here, not after its own last tile: Triton 3.6 leaves the product
+    # with V in flight there and inserts no wait before this branch (seen in its TTGIR for sm_90).
+    if (first % CHUNK == 0) & (t > low):
+        if SPLIT:
+            at = slot + first // CHUNK - 1
+            _store_chunk(parts, at, live, m * scales[0], part, a, PADDED)
+        else:
+            top, total, acc = _merge(top, total, acc, m * scales[0], tl.max(part, 1), a)
+        m = tl.full([ROWS], -float("inf"), tl.float32)
+        part = tl.zeros([ROWS, ONES], tl.float32)
+        a = tl.zeros([ROWS, PADDED], tl.float32)
+    key = first + tl.arange(0, KEY_TILE)
+    chunk = _tile_step(s, v, ones, key, position, m, part, a, scales, window, SOFTCAP, WINDOWED)
+    return page, chunk, (top, total, acc)
 
 
 @triton.jit(do_not_specialize=["requests", "min_query", "max_query", "window", "part_chunks"])
@@ -159,46 +223,52 @@ def walk(
     low, high = _span(
         seq_len, seq_len - query_len + row0 // GROUP, last, window, CHUNK, KEY_TILE, WINDOWED, SPLIT
     )
+    if low >= high:
+        return
     column = tl.arange(0, PADDED)
     used = live[:, None] & (column < SIZE)[None, :]
     q_row = (start + token).to(tl.int64) * q_token + head * q_head
     q = tl.load(q_ptr + q_row[:, None] + column[None, :], mask=used, other=0.0)
-    ones = tl.full([KEY_TILE, ONES], 1.0, q.dtype)
+    ones = tl.full([KEY_TILE, ONES], 1.0, tl.float32).to(q.dtype)
     table = table_ptr + request.to(tl.int64) * table_row
-    m = tl.full([ROWS], -float("inf"), tl.float32)
-    part = tl.zeros([ROWS, ONES], tl.float32)
-    a = tl.zeros([ROWS, PADDED], tl.float32)
-    top = tl.full([ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, PADDED], tl.float32)
-    for t in range(low, high):
-        first = t * KEY_TILE
-        k = _load_pages(
-            k_source, table, first, seq_len, kv_head, k_block, k_slot, k_head,
-            SIZE, PADDED, BLOCK, KEY_TILE, TMA, ZERO=False,
+    slot = ((request * max_query + token).to(tl.int64) * HEADS + head) * part_chunks
+    sources = (k_source, v_source)
+    strides = ((k_block, k_slot, k_head), (v_block, v_slot, v_head))
+    parts = (m_ptr, sum_ptr, acc_ptr)
+    scales = (exp_scale, cap_in, cap_out)
+    chunk = (
+        tl.full([ROWS], -float("inf"), tl.float32),
+        tl.zeros([ROWS, ONES], tl.float32),
+        tl.zeros([ROWS, PADDED], tl.float32),
+    )
+    done = (
+        tl.full([ROWS], -float("inf"), tl.float32),
+        tl.zeros([ROWS], tl.float32),
+        tl.zeros([ROWS, PADDED], tl.float32),
+    )
+    page = _pages(table, low * KEY_TILE, seq_len, BLOCK, KEY_TILE, TMA)
+    # A box comes whole: only the tile that `seq_len` cuts is zeroed past it, apart from the loop,
+    # which would otherwise take every tile through registers.
+    middle = tl.minimum(high, seq_len // KEY_TILE) if TMA else high
+    for t in range(low, middle):
+        page, chunk, done = _advance(
+            t, low, q, ones, page, chunk, done, sources, strides, parts, slot, live, position,
+            table, seq_len, kv_head, scales, window, SIZE, PADDED, BLOCK, CHUNK, KEY_TILE, ONES,
+            ROWS, SPLIT, TMA, not TMA, SOFTCAP, WINDOWED,
         )  # fmt: skip
-        v = _load_pages(
-            v_source, table, first, seq_len, kv_head, v_block, v_slot, v_head,
-            SIZE, PADDED, BLOCK, KEY_TILE, TMA, ZERO=True,
-        )  # fmt: skip
-        m, part, a = _tile_step(
-            q, k, v, ones, first + tl.arange(0, KEY_TILE), position, m, part, a,
-            exp_scale, cap_in, cap_out, window, SOFTCAP, WINDOWED,
-        )  # fmt: skip
-        if ((first + KEY_TILE) % CHUNK == 0) | (t + 1 == high):
-            # All columns of `part` are equal, so a maximum takes one out exactly.
-            if SPLIT:
-                slot = (request * max_query + token).to(tl.int64) * HEADS + head
-                slot = slot * part_chunks + first // CHUNK
-                tl.store(m_ptr + slot, m * exp_scale, mask=live)
-                tl.store(sum_ptr + slot, tl.max(part, 1), mask=live)
-                tl.store(acc_ptr + slot[:, None] * PADDED + column[None, :], a, mask=live[:, None])
-            else:
-                top, total, acc = _merge(top, total, acc, m * exp_scale, tl.max(part, 1), a)
-            m = tl.full([ROWS], -float("inf"), tl.float32)
-            part = tl.zeros([ROWS, ONES], tl.float32)
-            a = tl.zeros([ROWS, PADDED], tl.float32)
-    if not SPLIT:
+    if TMA:
+        if middle < high:
+            page, chunk, done = _advance(
+                middle, low, q, ones, page, chunk, done, sources, strides, parts, slot, live,
+                position, table, seq_len, kv_head, scales, window, SIZE, PADDED, BLOCK, CHUNK,
+                KEY_TILE, ONES, ROWS, SPLIT, TMA, True, SOFTCAP, WINDOWED,
+            )  # fmt: skip
+    m, part, a = chunk
+    if SPLIT:
+        at = slot + (high - 1) * KEY_TILE // CHUNK
+        _store_chunk(parts, at, live, m * exp_scale, part, a, PADDED)
+    else:
+        top, total, acc = _merge(done[0], done[1], done[2], m * exp_scale, tl.max(part, 1), a)
         # + 0.0 makes one zero of two: a rescaled -0.0 may or may not have met a masked tile.
         y = (acc / total[:, None] + 0.0).to(out_ptr.dtype.element_ty)
         out_row = (start + token).to(tl.int64) * out_token + head * out_head
