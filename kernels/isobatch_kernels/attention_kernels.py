@@ -7,7 +7,7 @@ Both merge by `_merge`, so the order and the roundings are the same. Launch with
 """
 
 # Triton's language: arguments are untyped, constants upper case, and as many as a launch needs.
-# ruff: noqa: ANN001, ANN201, ANN202, N803, N806, PLR0913, PLR0917
+# ruff: noqa: ANN001, ANN201, ANN202, N803, N806, PLR0913, PLR0917, FBT003, SIM102
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import triton
@@ -156,7 +156,7 @@ def _advance(
     KEY_TILE: tl.constexpr, ONES: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
     TMA: tl.constexpr, ZERO: tl.constexpr, SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """Tile `t`: chunk = (m, part, a) of the open chunk, done = (top, total, acc) of those folded."""
+    """Tile `t`: chunk = (m, part, a), the open one; done = (top, total, acc), those folded."""
     first = t * KEY_TILE
     m, part, a = chunk
     top, total, acc = done
@@ -268,7 +268,7 @@ def walk(
         at = slot + (high - 1) * KEY_TILE // CHUNK
         _store_chunk(parts, at, live, m * exp_scale, part, a, PADDED)
     else:
-        top, total, acc = _merge(done[0], done[1], done[2], m * exp_scale, tl.max(part, 1), a)
+        _, total, acc = _merge(done[0], done[1], done[2], m * exp_scale, tl.max(part, 1), a)
         # + 0.0 makes one zero of two: a rescaled -0.0 may or may not have met a masked tile.
         y = (acc / total[:, None] + 0.0).to(out_ptr.dtype.element_ty)
         out_row = (start + token).to(tl.int64) * out_token + head * out_head

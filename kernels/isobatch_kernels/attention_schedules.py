@@ -66,7 +66,7 @@ def schedules(
     rows x head size in float32 (compiled for sm_90 without a GPU; see the tests of the device).
     """
     large = shape.padded_head > 128
-    few = [(16, 4, 3), (16, 2, 3), (16, 8, 3), (16, 4, 2)]
+    few = [(16, 4, 3), (16, 2, 3), (16, 4, 2)]
     many = [(64, 8, 2), (32, 4, 2), (32, 8, 2)] if large else [
         (128, 8, 3), (128, 8, 2), (64, 4, 2), (64, 4, 3), (64, 8, 3), (32, 4, 3), (32, 4, 2)
     ]  # fmt: skip

@@ -7,7 +7,7 @@ vLLM, its issue 48271).
 """
 
 # Triton's language: arguments are untyped, constants upper case, and as many as a launch needs.
-# ruff: noqa: ANN001, ANN202, N803, PLR0913, PLR0917
+# ruff: noqa: ANN001, ANN202, N803, PLR0913, PLR0917, SIM108
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import torch

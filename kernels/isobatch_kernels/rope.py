@@ -1,4 +1,4 @@
-"""Performs rotary embedding (Su et al. 2021), NeoX style, in place: elementwise, no sum over tokens.
+"""Performs rotary embedding (Su et al. 2021), NeoX style, in place: elementwise, no sum.
 
 A pair (a, b) turns to (a cos - b sin, b cos + a sin), each product and the difference rounded in
 float32, then once to the tensor's dtype.
