@@ -140,9 +140,7 @@ def attention_operators(
     )
     base = replace(attention_operator(reference, seed), tree=tree.name)
     parts = min(3, chunks_of(tree, cache.max_seq_len))
-    own = tuple(
-        Schedule(c.name, _as_run(schedule_call(cache, tree, c, parts))) for c in candidates
-    )
+    own = tuple(Schedule(c.name, _as_run(schedule_call(cache, tree, c, parts))) for c in candidates)
     return tuple(replace(base, candidates=(schedule,)) for schedule in own + others)
 
 

@@ -7,7 +7,7 @@ DIR/attention.json after every step and prints a table last. What fails is recor
 import argparse
 import multiprocessing
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -79,7 +79,7 @@ def warm(setting: Setting, some: list[AttentionSchedule]) -> list[str]:
 
 
 def warm_all(chosen: list[Setting], deadline: Deadline) -> list[str]:
-    """Compile in parallel: Triton takes seconds a kernel, and one process compiles one at a time."""
+    """Compile in parallel: Triton takes seconds a kernel, and one process makes one at a time."""
     workers = max(1, min(12, (os.cpu_count() or 2) - 2))
     jobs = []
     for setting in chosen:
@@ -142,11 +142,9 @@ def timing_batches(setting: Setting, requests: int, query: int, keys: int) -> li
     q = torch.randn(requests * query, shape.heads, shape.head_size, device=device).to(shape.dtype)
     starts = torch.arange(requests + 1, dtype=torch.int32, device=device) * query
     lengths = torch.full((requests,), keys, dtype=torch.int32, device=device)
+    halves = packed.split(shape.head_size, dim=-1)
     return [
-        PagedBatch(
-            q, packed[..., : shape.head_size], packed[..., shape.head_size :], torch.empty_like(q),
-            table, starts, lengths, query, keys,
-        )  # fmt: skip
+        PagedBatch(q, *halves, torch.empty_like(q), table, starts, lengths, query, keys)
         for table in tables
     ]
 
@@ -172,7 +170,7 @@ def our_calls(
 def flash_calls(setting: Setting, batches: list[PagedBatch], *, planned: bool) -> list[Call]:
     """FlashAttention-3 as vLLM ships it; `planned`: with its schedule computed beforehand, as
     vLLM does once a step for all layers."""
-    from vllm.vllm_flash_attn import (  # noqa: PLC0415  # a machine without vLLM times ours alone
+    from vllm.vllm_flash_attn import (  # a machine without vLLM times ours alone
         flash_attn_varlen_func,
         get_scheduler_metadata,
     )

@@ -1,6 +1,6 @@
 """Triton's interpreter, mended, for tests that run in a process of their own.
 
-Import before any kernel, with TRITON_INTERPRET=1 set before Triton is imported at all. The stock
+Import beside the kernels, with TRITON_INTERPRET=1 set before Triton is imported at all. The stock
 interpreter multiplies the bit patterns of bfloat16, truncates where the device rounds to nearest
 even, and takes a dot product by a library whose order follows the tile's shape. Here a product is
 summed over K in one order, so that a test of bits tests the kernel's tree; the rounding inside the

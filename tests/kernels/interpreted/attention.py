@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-import tests.kernels.interpreter  # noqa: F401  # mends the interpreter before a kernel is loaded
 from isobatch_kernels.attention_schedules import AttentionSchedule, Launch, partial_floats
 from isobatch_kernels.attention_tree import AttentionShape, AttentionTree
 from isobatch_kernels.bits import same_bits
@@ -15,6 +13,8 @@ from isobatch_kernels.paged_attention import (
     attention_reference,
     run_launch,
 )
+
+import tests.kernels.interpreter  # noqa: F401  # mends the interpreter
 
 TREE = AttentionTree(chunk=64, key_tile=16)  # small tiles: many chunks of few keys
 FOLD = AttentionSchedule(rows=16, warps=4, stages=2)

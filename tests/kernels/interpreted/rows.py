@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-
-import tests.kernels.interpreter  # noqa: F401  # mends the interpreter before a kernel is loaded
 from isobatch_kernels.bits import same_bits
 from isobatch_kernels.exponential import exponential_rows
 from isobatch_kernels.log_softmax import log_softmax, log_softmax_reference
@@ -13,6 +11,8 @@ from isobatch_kernels.noise import exponential_noise
 from isobatch_kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from isobatch_kernels.rope import rope, rope_reference
 from isobatch_kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
+
+import tests.kernels.interpreter  # noqa: F401  # mends the interpreter
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
 
