@@ -187,7 +187,10 @@ def _advance(
     return page, chunk, (top, total, acc)
 
 
-@triton.jit(do_not_specialize=["requests", "min_query", "max_query", "window", "part_chunks"])
+_VARYING = ("requests", "min_query", "max_query", "window", "part_chunks", "table_row")
+
+
+@triton.jit(do_not_specialize=list(_VARYING))  # or a step of other counts would compile anew
 def walk(
     q_ptr, k_source, v_source, out_ptr, m_ptr, sum_ptr, acc_ptr,
     table_ptr, cu_query_ptr, seq_lens_ptr, exp_scale, cap_in, cap_out,
@@ -275,7 +278,7 @@ def walk(
         tl.store(out_ptr + out_row[:, None] + column[None, :], y, mask=used)
 
 
-@triton.jit(do_not_specialize=["min_query", "max_query", "window", "part_chunks"])
+@triton.jit(do_not_specialize=list(_VARYING[1:5]))
 def fold(
     out_ptr, m_ptr, sum_ptr, acc_ptr, cu_query_ptr, seq_lens_ptr,
     min_query, max_query, window, part_chunks, out_token, out_head,

@@ -47,6 +47,8 @@ def _rms_norm_kernel(
             x = kept.to(tl.float32)
         total = tl.fma(x, x, total)
     scale = tl.rsqrt(tl.sum(total, axis=0) / columns + eps)
+    # A lane may read below what another wrote above: layouts of loads and stores can differ.
+    tl.debug_barrier()
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
         used = column < columns
@@ -54,7 +56,6 @@ def _rms_norm_kernel(
             at = residual_ptr + row * residual_row + column
         else:
             at = x_ptr + row * x_row + column
-        # The same lanes read what they wrote above.
         x = tl.load(at, mask=used, other=0.0).to(tl.float32)
         weight = tl.load(weight_ptr + column, mask=used, other=0.0).to(tl.float32)
         y = (x * scale * weight).to(y_ptr.dtype.element_ty)
