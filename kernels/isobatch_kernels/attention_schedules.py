@@ -130,12 +130,10 @@ class Chooser:
         )
 
     def _rows(self, bounds: Bounds) -> int:
-        """Rows of a prefill's tile: the most that still fill the card."""
+        """Rows of a prefill's tile: the most that still fill the card, else the least there are."""
         rows = bounds.tokens * self.shape.group * self.shape.kv_heads
-        for size in (128, 64, 32):
-            if rows >= size * self.multiprocessors and self._have(size, split=False):
-                return size
-        return 32 if self._have(32, split=False) else FEW_ROWS
+        sizes = [size for size in (128, 64, 32, FEW_ROWS) if self._have(size, split=False)]
+        return next((s for s in sizes if rows >= s * self.multiprocessors), sizes[-1])
 
     def _have(self, rows: int, *, split: bool) -> AttentionSchedule | None:
         return next((s for s in self.admitted if s.rows == rows and s.split == split), None)
