@@ -5,9 +5,11 @@ DIR/attention.json after every step and prints a table last. What fails is recor
 """
 
 import argparse
+import itertools
 import multiprocessing
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -297,19 +299,70 @@ def _line(case: dict[str, object], rival: float | None) -> str:
     )
 
 
+TREES = [AttentionTree(c, t) for t in (64, 128) for c in (128, 256, 512)]
+TREE_CASES = [(1, 1024, 1024), (1, 4096, 4096), (1, 1, 1024), (1, 1, 16384), (64, 1, 4096)]
+
+
+def compare_trees() -> list[dict[str, object]]:
+    """What the committed constants cost: the same schedules under other trees, on Llama's shape.
+
+    Not a contest of schedules: a tree changes the bits, and a change of the rule is a decision.
+    """
+    setting = replace(settings()[0], name="llama-8b/block-128", block_size=128)
+    found: list[dict[str, object]] = []
+    for requests, query, keys in TREE_CASES:
+        torch.cuda.empty_cache()
+        batches = timing_batches(setting, requests, query, keys)
+        rows = [(16, 4, 3)] if query == 1 else [(128, 8, 2), (128, 8, 3), (64, 4, 2)]
+        calls: dict[str, list[Call]] = {}
+        for tree in TREES:
+            for (size, warps, stages), tma in itertools.product(rows, (False, True)):
+                split = query == 1 and requests == 1
+                schedule = AttentionSchedule(size, warps, stages, split=split, tma=tma)
+                launch = [Launch(schedule, 1, query, 64 if split else 1)]
+                name = f"{tree.chunk}/{tree.key_tile}/{schedule.name}"
+                calls[name] = our_calls(setting.shape, tree, batches, launch)
+        failures: dict[str, str] = {}
+        times = medians(calls, failures)
+        case = f"{requests} x {query} of {keys}"
+        found.append({"case": case, "microseconds": times, "failures": failures})
+        ranked = sorted(times, key=lambda name: times[name])[:4]
+        say(f"trees, {case}: " + ", ".join(f"{n} {times[n]:.1f} us" for n in ranked))
+    return found
+
+
+def time_cases(
+    setting: Setting,
+    admitted: tuple[AttentionSchedule, ...],
+    found: list[dict[str, object]],
+    deadline: Deadline,
+    keep: Call,
+) -> None:
+    """Every case of `setting` into `found`; `keep` saves the report after each."""
+    for requests, query, keys in [(1, n, n) for n in PREFILLS] + [(b, 1, k) for b, k in DECODES]:
+        if deadline.passed():
+            say(f"{setting.name}: cut short, the budget is spent")
+            return
+        try:
+            found.append(measure(setting, admitted, requests, query, keys))
+        except Exception as exc:  # noqa: BLE001  # out of memory at 256 x 32k, say
+            found.append({"case": f"{requests} x {query} of {keys}", "error": str(exc)[:500]})
+            say(f"{setting.name} {requests} x {query} of {keys}: {exc}"[:300])
+        keep()
+
+
 def run(folder: Path, deadline: Deadline) -> dict[str, object]:
     """Shape by shape: compile, prove, time; the report so far is on disk after every case."""
     proofs: dict[str, object] = {}
     cases: dict[str, list[dict[str, object]]] = {}
     report: dict[str, object] = {"facts": facts(), "proofs": proofs, "cases": cases}
     for name in HEADS:
-        chosen = [s for s in settings() if s.name.startswith(name + "/")]
         if deadline.passed():
             say(f"{name}: left out, the budget is spent")
             continue
+        chosen = [s for s in settings() if s.name.startswith(name + "/")]
         say(f"{name}: compiling")
-        failures = warm_all(chosen, deadline)
-        report[f"compile/{name}"] = failures
+        report[f"compile/{name}"] = failures = warm_all(chosen, deadline)
         for failure in failures:
             say(f"  {failure[:200]}")
         for setting in chosen:
@@ -319,22 +372,17 @@ def run(folder: Path, deadline: Deadline) -> dict[str, object]:
                 proofs[setting.name] = f"{type(exc).__name__}: {exc}"[:1000]
                 say(f"{setting.name}: FAILED {proofs[setting.name]}")
                 continue
-            save(folder, "attention", report)
             if REFERENCE not in admitted:
                 admitted = (REFERENCE, *admitted)
             found = cases.setdefault(setting.name, [])
-            wanted = [(1, n, n) for n in PREFILLS] + [(b, 1, k) for b, k in DECODES]
-            for requests, query, keys in wanted:
-                if deadline.passed():
-                    say(f"{setting.name}: cut short, the budget is spent")
-                    break
-                try:
-                    found.append(measure(setting, admitted, requests, query, keys))
-                except Exception as exc:  # noqa: BLE001  # out of memory at 256 x 32k, say
-                    found.append({"case": f"{requests} x {query} of {keys}", "error": str(exc)})
-                    say(f"{setting.name} {requests} x {query} of {keys}: {exc}"[:300])
-                    torch.cuda.empty_cache()
-                save(folder, "attention", report)
+            keep = partial(save, folder, "attention", report)
+            time_cases(setting, admitted, found, deadline, keep)
+        if "trees" not in report and not deadline.passed():
+            try:
+                report["trees"] = compare_trees()
+            except Exception as exc:  # noqa: BLE001  # the report must still be written
+                report["trees"] = f"{type(exc).__name__}: {exc}"[:1000]
+                say(f"trees: FAILED {report['trees']}")
     return report
 
 

@@ -56,5 +56,3 @@ def _cast(
 
 interpreter.InterpreterBuilder.create_dot = _dot
 interpreter.InterpreterBuilder.cast_impl = _cast
-for _name in ("create_fp_trunc", "create_fp_ext"):
-    setattr(interpreter.InterpreterBuilder, _name, lambda self, x, to: self.cast_impl(x, to))
