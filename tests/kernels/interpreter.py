@@ -7,6 +7,7 @@ summed over K in one order, so that a test of bits tests the kernel's tree; the 
 tensor core is the device's business and proved there.
 """
 
+import functools
 import os
 
 import numpy as np
@@ -54,5 +55,22 @@ def _cast(
     return interpreter.TensorHandle(quiet.astype(np.uint16), wanted.scalar)
 
 
+@functools.cache
+def _patch_library() -> None:
+    """Patch what Triton's own library functions see; the interpreter never restores that."""
+    interpreter._patch_lang(tl.zeros.fn)
+
+
+def _call(function: interpreter.InterpretedFunction, *values: object, **named: object) -> object:
+    """One kernel function called by another.
+
+    The stock interpreter patches the whole language anew at each such call, which takes most of a
+    test's time. The launch has patched what a kernel's module sees, and restores it.
+    """
+    _patch_library()
+    return function.rewrite()(*values, **named)
+
+
 interpreter.InterpreterBuilder.create_dot = _dot
 interpreter.InterpreterBuilder.cast_impl = _cast
+interpreter.InterpretedFunction.__call__ = _call

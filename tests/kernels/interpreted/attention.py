@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from isobatch_kernels import paged_attention
 from isobatch_kernels.attention_schedules import AttentionSchedule, Launch, partial_floats
 from isobatch_kernels.attention_tree import AttentionShape, AttentionTree
 from isobatch_kernels.bits import same_bits
@@ -19,6 +20,12 @@ import tests.kernels.interpreter  # noqa: F401  # mends the interpreter
 TREE = AttentionTree(chunk=64, key_tile=16)  # small tiles: many chunks of few keys
 FOLD = AttentionSchedule(rows=16, warps=4, stages=2)
 LLAMA = AttentionShape(4, 2, 32, torch.bfloat16, scale=32**-0.5)
+
+
+@pytest.fixture(autouse=True)
+def few_chunks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the fold load two chunks at a time: more rounds of its loop, and less to interpret."""
+    monkeypatch.setattr(paged_attention, "_CHUNKS_AHEAD", 2)
 
 
 def paged_batch(
@@ -49,7 +56,9 @@ def paged_batch(
             shape.dtype
         )
     tokens = sum(q for q, _ in lengths)
-    fused = torch.randn(tokens, shape.heads * shape.head_size + 64, generator=generator) * 2
+    # Of a generator of their own: a block size must not change what is asked.
+    drawn = torch.Generator().manual_seed(seed + 1)
+    fused = torch.randn(tokens, shape.heads * shape.head_size + 64, generator=drawn) * 2
     query = fused.to(shape.dtype)[:, : shape.heads * shape.head_size]
     query = query.reshape(tokens, shape.heads, shape.head_size)
     starts = torch.tensor([0, *(q for q, _ in lengths)]).cumsum(0)
@@ -129,12 +138,12 @@ SCHEDULES = [
 
 @pytest.mark.parametrize(("schedule", "splits", "block_size"), SCHEDULES)
 @pytest.mark.parametrize(
-    "shape", [SHAPES[0], SHAPES[2], pytest.param(replace(LLAMA, heads=6), id="group-of-3")]
+    "shape", [SHAPES[2], pytest.param(replace(LLAMA, heads=6), id="group-of-3")]
 )
 def test_every_schedule_has_the_bits_of_the_reference(
     shape: AttentionShape, schedule: AttentionSchedule, splits: int, block_size: int
 ) -> None:
-    lengths = [(5, 5), (1, 150), (33, 140)]
+    lengths = [(3, 5), (1, 150), (18, 140)]
     wanted = attend(shape, paged_batch(shape, lengths))
 
     got = attend(shape, paged_batch(shape, lengths, block_size), schedule, splits)
@@ -147,15 +156,15 @@ def test_every_schedule_has_the_bits_of_the_reference(
 def test_token_decoded_alone_has_the_bits_it_has_in_a_prefill(
     shape: AttentionShape, schedule: AttentionSchedule
 ) -> None:
-    batch = paged_batch(shape, [(3, 90), (140, 140)])
+    batch = paged_batch(shape, [(3, 90), (132, 132)])
     prefill = attend(shape, batch, AttentionSchedule(64, 4, 2))
 
-    for position in (0, 15, 16, 63, 64, 65, 127, 128, 139):
+    for position in (0, 15, 16, 63, 64, 127, 128, 131):
         alone = attend(shape, token(batch, 1, position), schedule, splits=2)
         assert same_bits(alone, prefill[3 + position : 4 + position]), position
 
 
-@pytest.mark.parametrize("boundary", [1, 16, 50, 64, 99])
+@pytest.mark.parametrize("boundary", [1, 50, 64])
 def test_bits_do_not_depend_on_where_a_prefill_is_cut(boundary: int) -> None:
     whole = paged_batch(LLAMA, [(100, 100)])
     wanted = attend(LLAMA, whole, AttentionSchedule(32, 4, 2))
@@ -190,11 +199,12 @@ def launcher(shape: AttentionShape, admitted: tuple[AttentionSchedule, ...]) -> 
 
 def test_launcher_gives_one_answer_by_any_admitted_schedules() -> None:
     split = AttentionSchedule(16, 4, 2, split=True)
-    lengths = [(1, 300), (40, 40), (1, 5), (3, 290)]
+    shape = replace(LLAMA, heads=8, kv_heads=1)
+    lengths = [(1, 300), (20, 20), (1, 5), (2, 290)]
     answers = []
     for admitted in ((FOLD,), (FOLD, split), (FOLD, split, AttentionSchedule(32, 4, 2))):
-        batch = paged_batch(LLAMA, lengths)
-        launcher(LLAMA, admitted)(batch)
+        batch = paged_batch(shape, lengths)
+        launcher(shape, admitted)(batch)
         answers.append(batch.out)
 
     assert not answers[0].isnan().any()
