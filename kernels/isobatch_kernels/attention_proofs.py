@@ -1,0 +1,148 @@
+"""Decides how the schedules of paged attention are certified: by `attention`'s token by token rule.
+
+The reference is one schedule, the fold of 16 rows, given each query token as a request of its own;
+so a schedule that is admitted has prefill = decode proved with it. Others' kernels can stand as
+candidates: a `Schedule` whose `run` takes (query, query_lens, seq_lens, rows) and reads the same
+cache through `FilledCache.batch`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from isobatch_kernels.attention import AttentionCall, PagedAttention, attention_operator
+from isobatch_kernels.attention_schedules import (
+    FEW_ROWS,
+    AttentionSchedule,
+    Launch,
+    chunks_of,
+    partial_floats,
+)
+from isobatch_kernels.attention_tree import AttentionShape, AttentionTree
+from isobatch_kernels.certification import Operator, Schedule, Tensors
+from isobatch_kernels.paged_attention import PagedBatch, check_batch, run_launch
+
+REFERENCE = AttentionSchedule(rows=FEW_ROWS, warps=4, stages=3)
+REQUESTS = 32  # rows of the cache that `attention.BATCHES` draws from
+
+
+@dataclass(frozen=True, slots=True)
+class FilledCache:
+    """A paged cache of `REQUESTS` full requests, packed as vLLM packs it, with unused NaN blocks.
+
+    key, value: [blocks, block_size, kv_heads, head_size] on the device, views of one tensor;
+    table: int32 [REQUESTS, max_blocks].
+    """
+
+    shape: AttentionShape
+    key: torch.Tensor
+    value: torch.Tensor
+    table: torch.Tensor
+    max_seq_len: int
+
+    def batch(
+        self,
+        query: torch.Tensor,
+        query_lens: torch.Tensor,
+        seq_lens: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> PagedBatch:
+        """The step that `attention.AttentionCall` describes, its output filled with NaN."""
+        device = self.key.device
+        query = query.to(device)
+        starts = torch.cat((torch.zeros(1, dtype=torch.int64), query_lens.cumsum(0)))
+        return PagedBatch(
+            query=query,
+            key_cache=self.key,
+            value_cache=self.value,
+            out=torch.full_like(query, torch.nan),
+            block_table=self.table[rows.to(device).long()],
+            cu_query_lens=starts.to(torch.int32).to(device),
+            seq_lens=seq_lens.to(device),
+            max_query_len=int(query_lens.max()),
+            max_seq_len=self.max_seq_len,
+        )
+
+
+def fill_cache(
+    shape: AttentionShape, block_size: int, max_seq_len: int, device: torch.device, seed: int
+) -> FilledCache:
+    """A cache whose every fourth request has keys and values of a wide range of sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    per_request = -(-max_seq_len // block_size)
+    used = REQUESTS * per_request
+    content = torch.randn(
+        used, block_size, shape.kv_heads, 2 * shape.head_size, generator=generator
+    )
+    wide = torch.exp(1.5 * torch.randn(used, block_size, shape.kv_heads, 1, generator=generator))
+    wide[(torch.arange(used) // per_request) % 4 != 0] = 1.0
+    order = torch.randperm(used + 8, generator=generator)
+    packed = torch.full((used + 8, *content.shape[1:]), torch.nan, dtype=shape.dtype)
+    packed[order[:used]] = (content * wide).to(shape.dtype)
+    packed = packed.to(device)
+    return FilledCache(
+        shape=shape,
+        key=packed[..., : shape.head_size],
+        value=packed[..., shape.head_size :],
+        table=order[:used].reshape(REQUESTS, per_request).to(torch.int32).to(device),
+        max_seq_len=max_seq_len,
+    )
+
+
+def schedule_call(
+    cache: FilledCache, tree: AttentionTree, schedule: AttentionSchedule, splits: int
+) -> AttentionCall:
+    """`schedule` over `cache`, for every length of query; a split in `splits` parts."""
+
+    def call(
+        query: torch.Tensor,
+        query_lens: torch.Tensor,
+        seq_lens: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        batch = cache.batch(query, query_lens, seq_lens, rows)
+        check_batch(cache.shape, batch)
+        slots = batch.requests * batch.max_query_len if schedule.split else 0
+        floats = max(32, partial_floats(cache.shape, tree, slots, batch.max_seq_len))
+        workspace = torch.full((floats,), torch.nan, device=query.device)
+        workspace = workspace.to(cache.key.device)
+        launch = Launch(schedule, 1, batch.max_query_len, splits if schedule.split else 1)
+        run_launch(cache.shape, tree, batch, launch, workspace)
+        return batch.out
+
+    return call
+
+
+def attention_operators(
+    cache: FilledCache,
+    tree: AttentionTree,
+    candidates: tuple[AttentionSchedule, ...],
+    others: tuple[Schedule, ...],
+    seed: int,
+) -> tuple[Operator, ...]:
+    """One operator for each candidate, so that every one is tried, not the first alone.
+
+    A proof's only domain is 0: a schedule serves every batch or none.
+    """
+    shape = cache.shape
+    described = (
+        f"{shape.heads}/{shape.kv_heads}x{shape.head_size} {shape.dtype} window {shape.window} "
+        f"softcap {shape.softcap}"
+    )
+    reference = PagedAttention(
+        shape=described,
+        heads=shape.heads,
+        head_size=shape.head_size,
+        dtype=shape.dtype,
+        max_seq_len=cache.max_seq_len,
+        call=schedule_call(cache, tree, REFERENCE, 1),
+    )
+    base = replace(attention_operator(reference, seed), tree=tree.name)
+    parts = min(3, chunks_of(tree, cache.max_seq_len))
+    own = tuple(Schedule(c.name, _as_run(schedule_call(cache, tree, c, parts))) for c in candidates)
+    return tuple(replace(base, candidates=(schedule,)) for schedule in own + others)
+
+
+def _as_run(call: AttentionCall) -> Callable[..., Tensors]:
+    return lambda *inputs: (call(*inputs),)

@@ -1,0 +1,160 @@
+"""Decides which schedules of the attention tree exist, and which of the admitted ones to launch.
+
+The choice sees what the host knows before a step: counts and upper bounds, no tensor of the device.
+So it can be made while a CUDA graph is captured, with the bounds of the graph. It cannot reach the
+bits: every admitted schedule has the tree's.
+"""
+
+from dataclasses import dataclass
+
+from isobatch_kernels.attention_tree import AttentionShape, AttentionTree
+
+FEW_ROWS = 16
+"""Rows of the tile for requests of few tokens: the least an MMA instruction computes."""
+
+WORKSPACE_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSchedule:
+    """`rows` (token, head) pairs a program, `warps`, load `stages`; who folds; how tiles load.
+
+    `split`: chunks go to several programs and a second kernel folds them; otherwise a program walks
+    all chunks of its rows. `tma`: tiles come as one box each (cache blocks of whole key tiles).
+    """
+
+    rows: int
+    warps: int
+    stages: int
+    split: bool = False
+    tma: bool = False
+
+    @property
+    def name(self) -> str:
+        """As plans and reports name it."""
+        kind = "split" if self.split else "fold"
+        load = "tma" if self.tma else "pointer"
+        return f"{kind}/rows-{self.rows}/warps-{self.warps}/stages-{self.stages}/{load}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the host knows of a step. `tokens` are all query tokens, the others upper bounds."""
+
+    requests: int
+    tokens: int
+    max_query_len: int
+    max_seq_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch: `schedule` for the requests of `min_query`..`max_query` tokens, by `splits`."""
+
+    schedule: AttentionSchedule
+    min_query: int
+    max_query: int
+    splits: int
+
+
+def schedules(
+    shape: AttentionShape, tree: AttentionTree, block_size: int
+) -> tuple[AttentionSchedule, ...]:
+    """Every schedule for `shape` over cache blocks of `block_size` slots, best first by rows.
+
+    The first fold of 16 rows is the reference. Register use bounds the rest: two accumulators of
+    rows x head size in float32 (compiled for sm_90 without a GPU; see the tests of the device).
+    """
+    large = shape.padded_head > 128
+    few = [(16, 4, 3), (16, 2, 3), (16, 4, 2)]
+    many = [(64, 8, 2), (32, 4, 2), (32, 8, 2)] if large else [
+        (128, 8, 3), (128, 8, 2), (64, 4, 2), (64, 4, 3), (64, 8, 3), (32, 4, 3), (32, 4, 2)
+    ]  # fmt: skip
+    boxes = [False]
+    if shape.padded_head == shape.head_size and block_size % tree.key_tile == 0:
+        boxes.append(True)
+    found = [
+        AttentionSchedule(rows, warps, stages, split=split, tma=tma)
+        for rows, warps, stages in few + many
+        for tma in boxes
+        for split in (False, True)
+    ]
+    return tuple(found)
+
+
+def chunks_of(tree: AttentionTree, seq_len: int) -> int:
+    """Chunks of a context of `seq_len` keys."""
+    return -(-seq_len // tree.chunk)
+
+
+def partial_floats(
+    shape: AttentionShape, tree: AttentionTree, query_slots: int, max_seq_len: int
+) -> int:
+    """float32 values of workspace that a split needs for `query_slots` = requests * max_query."""
+    rows = query_slots * shape.heads * chunks_of(tree, max_seq_len)
+    # The maxima and the sums each start on a boundary of 128 bytes.
+    return rows * shape.padded_head + 2 * _whole(rows)
+
+
+def _whole(count: int) -> int:
+    return -(-count // 32) * 32
+
+
+@dataclass(frozen=True, slots=True)
+class Chooser:
+    """Picks launches. `admitted` in order of preference, at least one fold of `FEW_ROWS` rows."""
+
+    shape: AttentionShape
+    tree: AttentionTree
+    admitted: tuple[AttentionSchedule, ...]
+    multiprocessors: int
+    workspace_floats: int
+
+    def __post_init__(self) -> None:
+        if not any(s.rows == FEW_ROWS and not s.split for s in self.admitted):
+            raise ValueError(f"no fold of {FEW_ROWS} rows is admitted: nothing could serve")
+
+    def launches(self, bounds: Bounds) -> tuple[Launch, ...]:
+        """The launches of one step. Decodes beside a prefill get a launch of their own."""
+        few = max(1, FEW_ROWS // self.shape.group)
+        longest = bounds.max_query_len
+        if longest <= few:
+            return (self._launch(bounds, 1, longest, bounds.requests, FEW_ROWS),)
+        tiles = -(-bounds.tokens * self.shape.group // 128) + bounds.requests
+        uniform = bounds.requests == 1 or bounds.tokens == bounds.requests * longest
+        if uniform:
+            return (self._launch(bounds, 1, longest, tiles, self._rows(bounds)),)
+        return (
+            self._launch(bounds, few + 1, longest, tiles, self._rows(bounds)),
+            self._launch(bounds, 1, few, bounds.requests, FEW_ROWS),
+        )
+
+    def _rows(self, bounds: Bounds) -> int:
+        """Rows of a prefill's tile: the most that still fill the card, else the least there are."""
+        rows = bounds.tokens * self.shape.group * self.shape.kv_heads
+        sizes = [size for size in (128, 64, 32, FEW_ROWS) if self._have(size, split=False)]
+        return next((s for s in sizes if rows >= s * self.multiprocessors), sizes[-1])
+
+    def _have(self, rows: int, *, split: bool) -> AttentionSchedule | None:
+        return next((s for s in self.admitted if s.rows == rows and s.split == split), None)
+
+    def _launch(
+        self, bounds: Bounds, min_query: int, max_query: int, tiles: int, rows: int
+    ) -> Launch:
+        fold = self._have(rows, split=False)
+        assert fold is not None
+        split = self._have(rows, split=True)
+        programs = tiles * self.shape.kv_heads
+        chunks = chunks_of(self.tree, bounds.max_seq_len)
+        slots = bounds.requests * max_query
+        fits = partial_floats(self.shape, self.tree, slots, bounds.max_seq_len)
+        # 1.75: near two programs a multiprocessor a second launch costs more than it fills.
+        if (
+            split is None
+            or chunks == 1
+            or programs * 4 >= 7 * self.multiprocessors
+            or fits > self.workspace_floats
+        ):
+            return Launch(fold, min_query, max_query, 1)
+        splits = min(chunks, -(-4 * self.multiprocessors // programs))
+        return Launch(split, min_query, max_query, splits)

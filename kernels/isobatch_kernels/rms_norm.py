@@ -1,0 +1,114 @@
+"""Performs RMSNorm (Zhang and Sennrich 2019), plain and after adding a residual, one row a program.
+
+The tree of a row: the columns in blocks of `BLOCK` summed element by element in order, then one
+reduction inside the program. It depends on the row's length alone: `BLOCK` and `WARPS` are fixed,
+since autotuning would let the batch pick the order (as a block size by the number of tokens did in
+vLLM, its issue 48271).
+"""
+
+# Triton's language: arguments are untyped, constants upper case, and as many as a launch needs.
+# ruff: noqa: ANN001, ANN202, N803, PLR0913, PLR0917, SIM108
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+
+from isobatch_kernels.row_checks import check_rows
+
+BLOCK = 1024
+WARPS = 4
+TREE = f"rms-norm/block-{BLOCK}/warps-{WARPS}/v1"
+
+
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x: [T, D], weight: [D] -> [T, D] in x.dtype, computed in float32 and rounded once."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * weight.float()).to(x.dtype)
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, y_ptr, x_row, residual_row, y_row, columns, eps,
+    ADD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        used = column < columns
+        x = tl.load(x_ptr + row * x_row + column, mask=used, other=0.0).to(tl.float32)
+        if ADD:
+            at = residual_ptr + row * residual_row + column
+            # Rounded before it is normed, as it is kept: the next layer must see the same values.
+            kept = (x + tl.load(at, mask=used, other=0.0).to(tl.float32)).to(x_ptr.dtype.element_ty)
+            tl.store(at, kept, mask=used)
+            x = kept.to(tl.float32)
+        total = tl.fma(x, x, total)
+    scale = tl.rsqrt(tl.sum(total, axis=0) / columns + eps)
+    # A lane may read below what another wrote above: layouts of loads and stores can differ.
+    tl.debug_barrier()
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        used = column < columns
+        if ADD:
+            at = residual_ptr + row * residual_row + column
+        else:
+            at = x_ptr + row * x_row + column
+        x = tl.load(at, mask=used, other=0.0).to(tl.float32)
+        weight = tl.load(weight_ptr + column, mask=used, other=0.0).to(tl.float32)
+        y = (x * scale * weight).to(y_ptr.dtype.element_ty)
+        tl.store(y_ptr + row * y_row + column, y, mask=used)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x: [T, D], weight: [D] -> [T, D]. Rows may be strided; columns must be contiguous.
+
+    Raises `ValueError` for another shape, dtype, stride or device.
+    """
+    check_rows("rms_norm", x)
+    _check_weight(x, weight)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x, None, weight, y, eps)
+    return y
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x, residual: [T, D], weight: [D] -> (norm of x + residual [T, D], `residual`, now the sum).
+
+    `residual` is overwritten. Raises `ValueError` as `rms_norm` does.
+    """
+    check_rows("add_rms_norm", x, residual)
+    _check_weight(x, weight)
+    if residual.shape != x.shape:
+        raise ValueError(f"residual is {tuple(residual.shape)}, x {tuple(x.shape)}")
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x, residual, weight, y, eps)
+    return y, residual
+
+
+def _check_weight(x: torch.Tensor, weight: torch.Tensor) -> None:
+    if weight.shape != x.shape[1:] or not weight.is_contiguous() or weight.device != x.device:
+        raise ValueError(
+            f"weight is {tuple(weight.shape)} on {weight.device}; need [{x.shape[1]}], contiguous, "
+            f"on {x.device}"
+        )
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    y: torch.Tensor,
+    eps: float,
+) -> None:
+    if x.shape[0] == 0:
+        return
+    kept = x if residual is None else residual
+    _rms_norm_kernel[(x.shape[0],)](
+        x, kept, weight, y, x.stride(0), kept.stride(0), y.stride(0), x.shape[1], eps,
+        ADD=residual is not None, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False,
+    )  # fmt: skip
