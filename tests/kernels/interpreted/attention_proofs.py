@@ -72,7 +72,7 @@ def test_key_tile_that_follows_the_batch_is_refused(cache: FilledCache) -> None:
     assert "differs first" in proof_of(cache, Schedule("planted", run)).refused["planted"]
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # Triton has no types
 def _fold_backwards(  # type: ignore[no-untyped-def]  # Triton's language is untyped
     out_ptr, m_ptr, sum_ptr, acc_ptr, chunks_ptr, part_chunks, SIZE: tl.constexpr
 ):
