@@ -103,7 +103,7 @@ def warm_all(chosen: list[Setting], deadline: Deadline) -> list[str]:
 def prove(setting: Setting, report: dict[str, object]) -> tuple[AttentionSchedule, ...]:
     """The schedules of `setting` with the reference's bits; proofs go into `report`."""
     tree = tree_of(setting.shape)
-    cache = fill_cache(setting.shape, setting.block_size, 1500, torch.device("cuda"), 1)
+    cache = fill_cache(setting.shape, setting.block_size, 720, torch.device("cuda"), 1)
     candidates = schedules(setting.shape, tree, setting.block_size)
     operators = attention_operators(cache, tree, candidates, (), seed=2)
     admitted, refused = [], {}

@@ -34,7 +34,7 @@ SPLIT = AttentionSchedule(16, 4, 2, split=True)
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> FilledCache:
     """A small cache, and batches that the interpreter can compute in seconds."""
-    batches = (((1, 1), (1, 70)), ((20, 90), (1, 100)), ((40, 40),))
+    batches = (((1, 1), (1, 70), (3, 80), (1, 99)), ((20, 90), (1, 100)), ((9, 100),))
     monkeypatch.setattr(attention, "BATCHES", batches)
     return fill_cache(SHAPE, 16, 100, torch.device("cpu"), seed=0)
 
@@ -120,10 +120,10 @@ def _step_by_sum(  # type: ignore[no-untyped-def]  # Triton's language is untype
     s = tl.where(key[None, :] <= position[:, None], s, -float("inf"))
     new = tl.maximum(m, tl.max(s, 1))
     base = tl.where(new == -float("inf"), 0.0, new) * scales[0]
-    p = tl.exp2(tl.fma(s, scales[0], -base[:, None])).to(v.dtype)
+    p = tl.exp2(tl.fma(s, scales[0], -base[:, None]))
     kept = tl.exp2(m * scales[0] - base)
-    a = tl.dot(p, v, a * kept[:, None])
-    part = part * kept[:, None] + tl.sum(p.to(tl.float32), 1)[:, None]
+    a = tl.dot(p.to(v.dtype), v, a * kept[:, None])
+    part = part * kept[:, None] + tl.sum(p, 1)[:, None]
     return new, part, a
 
 
