@@ -21,7 +21,7 @@ def rope_reference(positions: torch.Tensor, x: torch.Tensor, cos_sin: torch.Tens
     A row of `cos_sin` holds R / 2 cosines, then R / 2 sines; columns of x past R stay.
     """
     half = cos_sin.shape[1] // 2
-    cos, sin = cos_sin[positions].float()[:, None].split(half, dim=-1)
+    cos, sin = cos_sin[positions].float()[:, None].chunk(2, dim=-1)
     a, b = x[..., :half].float(), x[..., half : 2 * half].float()
     turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
     return torch.cat((turned, x[..., 2 * half :]), dim=-1)

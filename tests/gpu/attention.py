@@ -146,9 +146,9 @@ def timing_batches(setting: Setting, requests: int, query: int, keys: int) -> li
     q = torch.randn(requests * query, shape.heads, shape.head_size, device=device).to(shape.dtype)
     starts = torch.arange(requests + 1, dtype=torch.int32, device=device) * query
     lengths = torch.full((requests,), keys, dtype=torch.int32, device=device)
-    halves = packed.split(shape.head_size, dim=-1)
+    key, value = packed.chunk(2, dim=-1)
     return [
-        PagedBatch(q, *halves, torch.empty_like(q), table, starts, lengths, query, keys)
+        PagedBatch(q, key, value, torch.empty_like(q), table, starts, lengths, query, keys)
         for table in tables
     ]
 
@@ -168,7 +168,7 @@ def our_calls(
         for launch in launches:
             run_launch(shape, tree, batch, launch, workspace)
 
-    return [lambda batch=batch: call(batch) for batch in batches]
+    return [partial(call, batch) for batch in batches]
 
 
 def flash_calls(setting: Setting, batches: list[PagedBatch], *, planned: bool) -> list[Call]:
@@ -198,7 +198,7 @@ def flash_calls(setting: Setting, batches: list[PagedBatch], *, planned: bool) -
             block_table=batch.block_table, out=batch.out, fa_version=3, scheduler_metadata=plan,
         )  # fmt: skip
 
-    return [lambda batch=batch: call(batch) for batch in batches]
+    return [partial(call, batch) for batch in batches]
 
 
 def contenders(

@@ -6,6 +6,7 @@ DIR/elementwise.json after every step and prints a table last. What fails is rec
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +79,7 @@ def noise_agreement() -> dict[str, object]:
     got = exponential_rows(seeds, positions, 150_000).cpu()
     wanted = torch.stack([exponential_noise(s, p, 150_000) for s, p in cells])
     apart = (as_bits(got).long() - as_bits(wanted).long()).abs().numpy()
-    found = {
+    found: dict[str, object] = {
         "draws": int(apart.size),
         "other_bits": int(np.count_nonzero(apart)),
         "most_units_apart": int(apart.max()),
@@ -115,7 +116,7 @@ def contenders(
     found: dict[str, list[Call]] = {}
     for name, function in (("ours", ours[operator]), ("other", others.get(operator))):
         if function is not None:
-            found[name] = [lambda x=x, f=function: f(x, *extra) for x in xs]
+            found[name] = [partial(function, x, *extra) for x in xs]
     return found, int(moved[operator] * one)
 
 
@@ -138,7 +139,7 @@ def measure(
     failures: dict[str, str] = {}
     times = medians(calls, failures)
     ours, other = times.get("ours"), times.get("other")
-    case = {
+    case: dict[str, object] = {
         "case": f"{operator} x {rows}",
         "microseconds": times,
         "terabytes_per_second": moved / ours / 1e6 if ours else None,

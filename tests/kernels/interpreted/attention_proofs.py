@@ -1,6 +1,8 @@
 """Certification of attention in the interpreter: it admits our schedules and refuses wrong ones."""
 
-# ruff: noqa: N803, PLR0917  # Triton's language: upper-case constants, many arguments
+# Triton's language: untyped, with upper-case constants and many arguments.
+# ruff: noqa: N803, PLR0917
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import pytest
 import torch
@@ -73,9 +75,7 @@ def test_key_tile_that_follows_the_batch_is_refused(cache: FilledCache) -> None:
 
 
 @triton.jit
-def _fold_backwards(  # type: ignore[no-untyped-def]  # Triton's language is untyped
-    out_ptr, m_ptr, sum_ptr, acc_ptr, chunks_ptr, part_chunks, SIZE: tl.constexpr
-):
+def _fold_backwards(out_ptr, m_ptr, sum_ptr, acc_ptr, chunks_ptr, part_chunks, SIZE: tl.constexpr):
     row = tl.program_id(0)
     chunks = tl.load(chunks_ptr + row)
     column = tl.arange(0, SIZE)
@@ -114,9 +114,7 @@ def test_fold_in_another_order_is_refused(cache: FilledCache) -> None:
 
 
 @triton.jit
-def _step_by_sum(  # type: ignore[no-untyped-def]  # Triton's language is untyped
-    s, v, ones, key, position, m, part, a, scales, window, SOFTCAP, WINDOWED
-):
+def _step_by_sum(s, v, ones, key, position, m, part, a, scales, window, SOFTCAP, WINDOWED):
     s = tl.where(key[None, :] <= position[:, None], s, -float("inf"))
     new = tl.maximum(m, tl.max(s, 1))
     base = tl.where(new == -float("inf"), 0.0, new) * scales[0]
