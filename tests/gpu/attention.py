@@ -103,7 +103,7 @@ def warm_all(chosen: list[Setting], deadline: Deadline) -> list[str]:
 def prove(setting: Setting, report: dict[str, object]) -> tuple[AttentionSchedule, ...]:
     """The schedules of `setting` with the reference's bits; proofs go into `report`."""
     tree = tree_of(setting.shape)
-    cache = fill_cache(setting.shape, setting.block_size, 1500, torch.device("cuda"), 1)
+    cache = fill_cache(setting.shape, setting.block_size, 720, torch.device("cuda"), 1)
     candidates = schedules(setting.shape, tree, setting.block_size)
     operators = attention_operators(cache, tree, candidates, (), seed=2)
     admitted, refused = [], {}
@@ -146,11 +146,9 @@ def timing_batches(setting: Setting, requests: int, query: int, keys: int) -> li
     q = torch.randn(requests * query, shape.heads, shape.head_size, device=device).to(shape.dtype)
     starts = torch.arange(requests + 1, dtype=torch.int32, device=device) * query
     lengths = torch.full((requests,), keys, dtype=torch.int32, device=device)
-    key_cache, value_cache = packed.chunk(2, dim=-1)
+    key, value = packed.chunk(2, dim=-1)
     return [
-        PagedBatch(
-            q, key_cache, value_cache, torch.empty_like(q), table, starts, lengths, query, keys
-        )
+        PagedBatch(q, key, value, torch.empty_like(q), table, starts, lengths, query, keys)
         for table in tables
     ]
 

@@ -69,7 +69,7 @@ def save(folder: Path, name: str, report: Mapping[str, object]) -> None:
 
 def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     """A graph of `calls` in order, each run once before: what compiles must not be captured."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # as torch has it
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for call in calls:
@@ -81,6 +81,10 @@ def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
         for call in calls:
             call()
     return graph
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
 
 
 def medians(
@@ -102,8 +106,7 @@ def medians(
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(rounds + 2):
         for name, graph in graphs.items():
-            start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # as above
-            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # as above
+            start, end = _event(), _event()
             start.record()
             graph.replay()
             end.record()
