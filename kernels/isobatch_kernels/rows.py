@@ -164,8 +164,8 @@ class CertifiedRows:
     schedule admitted for it: rows are independent of each other, which the self-check proved.
     """
 
-    def __init__(self, function: RowFunction, proof: Proof, block_rows: int = BLOCK_ROWS) -> None:
-        """Bind `proof` to `function`, the very one that was proved, in blocks of that size."""
+    def __init__(self, function: RowFunction, proof: Proof, block_rows: int) -> None:
+        """Bind `proof` to `function`, the very one that was proved, in the blocks of that proof."""
         self._function = function
         self._block_rows = block_rows
         self._choice: dict[int, Schedule] = {}

@@ -105,7 +105,7 @@ def test_a_candidate_that_raises_is_refused_not_fatal() -> None:
 @given(rows=st.integers(0, 300), limit=st.sampled_from([0, 2, 9, 33, 65]))
 def test_what_serves_has_the_reference_bits_at_every_row_count(rows: int, limit: int) -> None:
     function = halves_below(limit)
-    serving = CertifiedRows(function, _proof_of(limit))
+    serving = CertifiedRows(function, _proof_of(limit), BLOCK_ROWS)
     x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(rows))
 
     if rows:

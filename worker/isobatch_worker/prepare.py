@@ -252,7 +252,7 @@ def _install(runner: Any, work: _Work, plan: Plan) -> list[CertifiedRows]:
     for covered in work.covered:
         proved = plans[covered.operator.name, covered.operator.shape]
         if covered.kind == "linear":
-            serving.append(_install_linear(covered.module, proved))
+            serving.append(_install_linear(covered, proved))
         else:
             by_module.setdefault(covered.module, []).append((covered, proved))
     for module, operators in by_module.items():
@@ -273,11 +273,13 @@ def _install(runner: Any, work: _Work, plan: Plan) -> list[CertifiedRows]:
     return [*serving, *certified.values()]
 
 
-def _install_linear(module: Any, proved: OperatorPlan) -> CertifiedRows:
+def _install_linear(covered: Covered, proved: OperatorPlan) -> CertifiedRows:
+    module: Any = covered.module
     library = module.cpu_linear
     weight = module.weight
     # The bias is added apart: what was proved has none, and a fused one may take another kernel.
-    rows = CertifiedRows(lambda x: (library(x, weight, None),), proof_of(proved))
+    blocks = covered.operator.block_rows
+    rows = CertifiedRows(lambda x: (library(x, weight, None),), proof_of(proved), blocks)
 
     def linear(x: torch.Tensor, _weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         (y,) = rows(x.reshape(-1, x.shape[-1]))
@@ -293,7 +295,8 @@ def _install_rows(
 ) -> list[CertifiedRows]:
     """Exchange the module's forward; which of its operators runs follows from the inputs given."""
     by_arity = {
-        c.arity: CertifiedRows(c.operator.function, proof_of(proved)) for c, proved in operators
+        c.arity: CertifiedRows(c.operator.function, proof_of(proved), c.operator.block_rows)
+        for c, proved in operators
     }
 
     def forward(*inputs: torch.Tensor | None, **named: torch.Tensor | None) -> Any:

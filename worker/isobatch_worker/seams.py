@@ -169,7 +169,7 @@ def install(prepare: Callable[[Any], None], confirm: Callable[[Any], None]) -> N
     """
     from vllm.model_executor.layers import utils  # vLLM is imported by workers only
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # as above
-    from vllm.v1.worker.cpu_worker import CPUWorker  # as below
+    from vllm.v1.worker.cpu_worker import CPUWorker  # as above
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # as above
 
     if hasattr(utils.dispatch_cpu_unquantized_gemm, "__wrapped__"):
