@@ -51,11 +51,12 @@ def main() -> None:
     share = [after - first for after, first in zip(stolen_ticks(), stolen, strict=True)]
     machine["pace_ms"] = f"{before} before, {pace_ms()} after (a fixed piece of Python)"
     machine["stolen by the host"] = f"{100 * share[0] / share[1]:.1f} % of the time"
-    print(as_markdown(machine, targets, results))
+    text = as_markdown(machine, targets, results)
+    print(text)
     if not options.quick:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "gateway.json").write_text(as_json(machine, targets, results))
-        (RESULTS / "gateway.md").write_text(as_markdown(machine, targets, results))
+        (RESULTS / "gateway.md").write_text(text)
 
 
 if __name__ == "__main__":

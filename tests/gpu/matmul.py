@@ -25,7 +25,7 @@ from isobatch_kernels.reveal import Setting, reveal
 from isobatch_kernels.timing import Times, rotated_weights, time_calls
 from isobatch_kernels.tree import Tree, family_of, linear_tree
 
-from tests.gpu.record import Budget, Record, attempted, environment, say
+from tests.gpu.record import Budget, Record, attempted, environment, measure_each, say
 from tests.gpu.shapes import SHAPES, Shape
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
@@ -228,26 +228,13 @@ def main() -> int:
     options = parser.parse_args()
     budget = Budget(options.budget)
     torch.manual_seed(SEED)
-    results: list[dict[str, Any]] = []
-    record = Record(options.out / "matmul.json", {**environment(), "shapes": results})
+    record = Record(options.out / "matmul.json", dict[str, Any](environment()))
     say(budget, str(environment()))
     record.data["compile_errors"] = compile_all(budget)
     record.data["controls"] = attempted(controls)
     say(budget, f"planted faults: {record.data['controls']}")
-    for shape in SHAPES:
-        if options.model and shape.model not in options.model:
-            continue
-        if budget.is_spent():
-            results.append({**asdict(shape), "error": "not run: the budget was spent"})
-            continue
-        found = attempted(partial(measure, shape, budget))
-        results.append(found if isinstance(found, dict) else {**asdict(shape), "error": found})
-        record.save()
-        torch.cuda.empty_cache()
-        say(budget, f"{shape.model} {shape.layer}: {results[-1].get('error', 'done')}")
-    record.data["seconds"] = budget.spent()
-    record.save()
-    print_table(results)
+    wanted = [s for s in SHAPES if not options.model or s.model in options.model]
+    print_table(measure_each(wanted, measure, budget, record))
     return 0
 
 

@@ -26,7 +26,7 @@ from isobatch_kernels.moe_operator import (
 from isobatch_kernels.timing import rotated_weights, time_calls
 from isobatch_kernels.tree import family_of, linear_tree
 
-from tests.gpu.record import Budget, Record, attempted, environment, say
+from tests.gpu.record import Budget, Record, environment, measure_each
 from tests.gpu.shapes import EXPERT_SHAPES, ExpertShape
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -133,20 +133,8 @@ def main() -> int:
     options = parser.parse_args()
     budget = Budget(options.budget)
     torch.manual_seed(SEED)
-    results: list[dict[str, Any]] = []
-    record = Record(options.out / "moe.json", {**environment(), "shapes": results})
-    for shape in EXPERT_SHAPES:
-        if budget.is_spent():
-            results.append({**asdict(shape), "error": "not run: the budget was spent"})
-            continue
-        found = attempted(partial(measure, shape, budget))
-        results.append(found if isinstance(found, dict) else {**asdict(shape), "error": found})
-        record.save()
-        torch.cuda.empty_cache()
-        say(budget, f"{shape.model} {shape.layer}: {results[-1].get('error', 'done')}")
-    record.data["seconds"] = budget.spent()
-    record.save()
-    print_table(results)
+    record = Record(options.out / "moe.json", dict[str, Any](environment()))
+    print_table(measure_each(EXPERT_SHAPES, measure, budget, record))
     return 0
 
 

@@ -3,13 +3,18 @@
 import json
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
+
+from tests.gpu.shapes import ExpertShape, Shape
+
+Measured = TypeVar("Measured", Shape, ExpertShape)
 
 
 def environment() -> dict[str, str]:
@@ -67,3 +72,26 @@ def attempted(step: Callable[[], Any]) -> Any:
 def say(budget: Budget, text: str) -> None:
     """A progress line, flushed: the reader may have only the end of the output."""
     print(f"[{budget.spent():6.1f} s] {text}", flush=True)
+
+
+def measure_each(
+    shapes: Sequence[Measured],
+    measure: Callable[[Measured, Budget], dict[str, Any]],
+    budget: Budget,
+    record: Record,
+) -> list[dict[str, Any]]:
+    """What `measure` finds of each shape, or why it found nothing, kept in `record` as it comes."""
+    results: list[dict[str, Any]] = []
+    record.data["shapes"] = results
+    for shape in shapes:
+        if budget.is_spent():
+            results.append({**asdict(shape), "error": "not run: the budget was spent"})
+            continue
+        found = attempted(partial(measure, shape, budget))
+        results.append(found if isinstance(found, dict) else {**asdict(shape), "error": found})
+        record.save()
+        torch.cuda.empty_cache()
+        say(budget, f"{shape.model} {shape.layer}: {results[-1].get('error', 'done')}")
+    record.data["seconds"] = budget.spent()
+    record.save()
+    return results

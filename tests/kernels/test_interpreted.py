@@ -1,5 +1,5 @@
-"""Runs the attention and row kernels' files of interpreted/, each in a process of its own: the
-interpreter is chosen when Triton is imported, and the rest of the suite imports Triton as it is."""
+"""Runs the files of interpreted/ that hold tests, each in a process of its own: the interpreter is
+chosen when Triton is imported, and the rest of the suite imports Triton as it is."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).with_name("interpreted")
-FILES = ("attention", "attention_proofs", "rows", "row_proofs")
+FILES = ("attention", "attention_proofs", "matmul", "moe", "rows", "row_proofs")
 ROOT = FOLDER.parents[2]
 
 

@@ -1,8 +1,3 @@
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from isobatch_kernels.certification import Proof
@@ -10,26 +5,10 @@ from isobatch_kernels.cublas import CUBLAS, CUBLASLT, library_linear, switched_t
 from isobatch_kernels.matmul import REFERENCE, linear
 from isobatch_kernels.matmul_schedules import BUCKETS, all_tilings, bucket_of, choose, tilings_for
 
-INTERPRETED = Path(__file__).parent / "interpreted"
 X = torch.zeros(4, 32, dtype=torch.bfloat16)
 W = torch.zeros(8, 32, dtype=torch.bfloat16)
 NARROW = "tma-swap-t16-f16-k256-w2-s6"
 WIDE = "tma-swap-t16-f64-k128-w4-s5"
-
-
-def test_every_kernel_holds_in_tritons_interpreter() -> None:
-    # Triton reads TRITON_INTERPRET when it is imported, and this process has imported it.
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, str(INTERPRETED / "matmul.py")],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=INTERPRETED.parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,10 @@
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from isobatch_kernels.matmul import Loads, Tiling
 from isobatch_kernels.moe import Routing, combine, group_slots, grouped_linear, route
 from isobatch_kernels.moe_operator import draw_ids
 
-INTERPRETED = Path(__file__).parent / "interpreted"
 TILING = Tiling(16, 64, 64, warps=4, stages=3, loads=Loads.POINTER)
-
-
-def test_every_kernel_holds_in_tritons_interpreter() -> None:
-    # Triton reads TRITON_INTERPRET when it is imported, and this process has imported it.
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, str(INTERPRETED / "moe.py")],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=INTERPRETED.parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(
