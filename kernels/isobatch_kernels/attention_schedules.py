@@ -62,24 +62,21 @@ def schedules(
 ) -> tuple[AttentionSchedule, ...]:
     """Every schedule for `shape` over cache blocks of `block_size` slots, best first by rows.
 
-    The first fold of 16 rows is the reference. Register use bounds the rest: two accumulators of
-    rows x head size in float32 (compiled for sm_90 without a GPU; see the tests of the device).
+    The first fold of 16 rows is the reference. Registers bound the rest, two float32 accumulators
+    of rows x head size above all. Boxes only from 64 rows on: below, operands pass registers, and
+    the second copy of the step that boxes need spilled 1.4 KB a thread (compiled for sm_90).
     """
-    large = shape.padded_head > 128
     few = [(16, 4, 3), (16, 2, 3), (16, 4, 2)]
-    many = [(64, 8, 2), (32, 4, 2), (32, 8, 2)] if large else [
-        (128, 8, 3), (128, 8, 2), (64, 4, 2), (64, 4, 3), (64, 8, 3), (32, 4, 3), (32, 4, 2)
-    ]  # fmt: skip
-    boxes = [False]
-    if shape.padded_head == shape.head_size and block_size % tree.key_tile == 0:
-        boxes.append(True)
-    found = [
+    many = [(128, 8, 3), (128, 8, 2), (64, 4, 2), (64, 4, 3), (64, 8, 3), (32, 4, 3), (32, 4, 2)]
+    if shape.padded_head > 128:
+        many = [(64, 8, 3), (64, 8, 2), (32, 4, 2)]
+    boxes = shape.padded_head == shape.head_size and block_size % tree.key_tile == 0
+    return tuple(
         AttentionSchedule(rows, warps, stages, split=split, tma=tma)
         for rows, warps, stages in few + many
-        for tma in boxes
+        for tma in ((False, True) if boxes and rows >= 64 else (False,))
         for split in (False, True)
-    ]
-    return tuple(found)
+    )
 
 
 def chunks_of(tree: AttentionTree, seq_len: int) -> int:

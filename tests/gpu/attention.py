@@ -317,6 +317,8 @@ def compare_trees() -> list[dict[str, object]]:
         calls: dict[str, list[Call]] = {}
         for tree in TREES:
             for (size, warps, stages), tma in itertools.product(rows, (False, True)):
+                if tma and size < 64:
+                    continue
                 split = query == 1 and requests == 1
                 schedule = AttentionSchedule(size, warps, stages, split=split, tma=tma)
                 launch = [Launch(schedule, 1, query, 64 if split else 1)]

@@ -42,6 +42,10 @@ def test_tree_is_the_committed_one_of_the_shape(heads: int, kv_heads: int, chunk
     assert tree_of(shape).name == f"chunks-{chunk}/tiles-64/ones-16/v1"
 
 
+def test_tiles_of_large_heads_are_shorter() -> None:
+    assert tree_of(replace(LLAMA, head_size=256)) == AttentionTree(256, 32)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
