@@ -116,15 +116,24 @@ class Chooser:
         few = max(1, FEW_ROWS // self.shape.group)
         longest = bounds.max_query_len
         if longest <= few:
-            return (self._launch(bounds, 1, longest, bounds.requests, FEW_ROWS),)
-        tiles = -(-bounds.tokens * self.shape.group // 128) + bounds.requests
-        uniform = bounds.requests == 1 or bounds.tokens == bounds.requests * longest
-        if uniform:
-            return (self._launch(bounds, 1, longest, tiles, self._rows(bounds)),)
-        return (
-            self._launch(bounds, few + 1, longest, tiles, self._rows(bounds)),
-            self._launch(bounds, 1, few, bounds.requests, FEW_ROWS),
-        )
+            return (self._few(bounds, longest),)
+        if bounds.requests == 1 or bounds.tokens == bounds.requests * longest:
+            return (self._many(bounds, 1),)
+        return self._many(bounds, few + 1), self._few(bounds, few)
+
+    def _few(self, bounds: Bounds, max_query: int) -> Launch:
+        """Requests whose rows fit one tile."""
+        # 1.75: near two programs a multiprocessor, a split's second launch costs more than it fills.
+        programs = bounds.requests * self.shape.kv_heads
+        return self._launch(bounds, (1, max_query), FEW_ROWS, programs, 1.75)
+
+    def _many(self, bounds: Bounds, min_query: int) -> Launch:
+        """Prefills, and the rest."""
+        # 0.5: a split moves a float32 row a chunk, which pays only on a card that idles.
+        rows = self._rows(bounds)
+        tiles = bounds.tokens * self.shape.group // rows + bounds.requests
+        programs = tiles * self.shape.kv_heads
+        return self._launch(bounds, (min_query, bounds.max_query_len), rows, programs, 0.5)
 
     def _rows(self, bounds: Bounds) -> int:
         """Rows of a prefill's tile: the most that still fill the card, else the least there are."""
@@ -136,22 +145,19 @@ class Chooser:
         return next((s for s in self.admitted if s.rows == rows and s.split == split), None)
 
     def _launch(
-        self, bounds: Bounds, min_query: int, max_query: int, tiles: int, rows: int
+        self, bounds: Bounds, queries: tuple[int, int], rows: int, programs: int, full: float
     ) -> Launch:
-        fold = self._have(rows, split=False)
+        """By tiles of `rows`; in splits where `programs` are under `full` a multiprocessor."""
+        fold, split = self._have(rows, split=False), self._have(rows, split=True)
         assert fold is not None
-        split = self._have(rows, split=True)
-        programs = tiles * self.shape.kv_heads
         chunks = chunks_of(self.tree, bounds.max_seq_len)
-        slots = bounds.requests * max_query
-        fits = partial_floats(self.shape, self.tree, slots, bounds.max_seq_len)
-        # 1.75: near two programs a multiprocessor a second launch costs more than it fills.
+        slots = bounds.requests * queries[1]
         if (
             split is None
             or chunks == 1
-            or programs * 4 >= 7 * self.multiprocessors
-            or fits > self.workspace_floats
+            or programs >= full * self.multiprocessors
+            or partial_floats(self.shape, self.tree, slots, bounds.max_seq_len)
+            > self.workspace_floats
         ):
-            return Launch(fold, min_query, max_query, 1)
-        splits = min(chunks, -(-4 * self.multiprocessors // programs))
-        return Launch(split, min_query, max_query, splits)
+            return Launch(fold, *queries, 1)
+        return Launch(split, *queries, min(chunks, -(-4 * self.multiprocessors // programs)))
