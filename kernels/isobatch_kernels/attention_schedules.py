@@ -123,7 +123,7 @@ class Chooser:
 
     def _few(self, bounds: Bounds, max_query: int) -> Launch:
         """Requests whose rows fit one tile."""
-        # 1.75: near two programs a multiprocessor, a split's second launch costs more than it fills.
+        # 1.75: near two programs a multiprocessor, a split's second launch costs what it fills.
         programs = bounds.requests * self.shape.kv_heads
         return self._launch(bounds, (1, max_query), FEW_ROWS, programs, 1.75)
 
