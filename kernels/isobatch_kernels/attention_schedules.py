@@ -62,24 +62,21 @@ def schedules(
 ) -> tuple[AttentionSchedule, ...]:
     """Every schedule for `shape` over cache blocks of `block_size` slots, best first by rows.
 
-    The first fold of 16 rows is the reference. Register use bounds the rest: two accumulators of
-    rows x head size in float32 (compiled for sm_90 without a GPU; see the tests of the device).
+    The first fold of 16 rows is the reference. Registers bound the rest, two float32 accumulators
+    of rows x head size above all. Boxes only from 64 rows on: below, operands pass registers, and
+    the second copy of the step that boxes need spilled 1.4 KB a thread (compiled for sm_90).
     """
-    large = shape.padded_head > 128
     few = [(16, 4, 3), (16, 2, 3), (16, 4, 2)]
-    many = [(64, 8, 2), (32, 4, 2), (32, 8, 2)] if large else [
-        (128, 8, 3), (128, 8, 2), (64, 4, 2), (64, 4, 3), (64, 8, 3), (32, 4, 3), (32, 4, 2)
-    ]  # fmt: skip
-    boxes = [False]
-    if shape.padded_head == shape.head_size and block_size % tree.key_tile == 0:
-        boxes.append(True)
-    found = [
+    many = [(128, 8, 3), (128, 8, 2), (64, 4, 2), (64, 4, 3), (64, 8, 3), (32, 4, 3), (32, 4, 2)]
+    if shape.padded_head > 128:
+        many = [(64, 8, 3), (64, 8, 2), (32, 4, 2)]
+    boxes = shape.padded_head == shape.head_size and block_size % tree.key_tile == 0
+    return tuple(
         AttentionSchedule(rows, warps, stages, split=split, tma=tma)
         for rows, warps, stages in few + many
-        for tma in boxes
+        for tma in ((False, True) if boxes and rows >= 64 else (False,))
         for split in (False, True)
-    ]
-    return tuple(found)
+    )
 
 
 def chunks_of(tree: AttentionTree, seq_len: int) -> int:
@@ -119,15 +116,24 @@ class Chooser:
         few = max(1, FEW_ROWS // self.shape.group)
         longest = bounds.max_query_len
         if longest <= few:
-            return (self._launch(bounds, 1, longest, bounds.requests, FEW_ROWS),)
-        tiles = -(-bounds.tokens * self.shape.group // 128) + bounds.requests
-        uniform = bounds.requests == 1 or bounds.tokens == bounds.requests * longest
-        if uniform:
-            return (self._launch(bounds, 1, longest, tiles, self._rows(bounds)),)
-        return (
-            self._launch(bounds, few + 1, longest, tiles, self._rows(bounds)),
-            self._launch(bounds, 1, few, bounds.requests, FEW_ROWS),
-        )
+            return (self._few(bounds, longest),)
+        if bounds.requests == 1 or bounds.tokens == bounds.requests * longest:
+            return (self._many(bounds, 1),)
+        return self._many(bounds, few + 1), self._few(bounds, few)
+
+    def _few(self, bounds: Bounds, max_query: int) -> Launch:
+        """Requests whose rows fit one tile."""
+        # 1.75: near two programs a multiprocessor, a split's second launch costs what it fills.
+        programs = bounds.requests * self.shape.kv_heads
+        return self._launch(bounds, (1, max_query), FEW_ROWS, programs, 1.75)
+
+    def _many(self, bounds: Bounds, min_query: int) -> Launch:
+        """Prefills, and the rest."""
+        # 0.5: a split moves a float32 row a chunk, which pays only on a card that idles.
+        rows = self._rows(bounds)
+        tiles = bounds.tokens * self.shape.group // rows + bounds.requests
+        programs = tiles * self.shape.kv_heads
+        return self._launch(bounds, (min_query, bounds.max_query_len), rows, programs, 0.5)
 
     def _rows(self, bounds: Bounds) -> int:
         """Rows of a prefill's tile: the most that still fill the card, else the least there are."""
@@ -139,26 +145,20 @@ class Chooser:
         return next((s for s in self.admitted if s.rows == rows and s.split == split), None)
 
     def _launch(
-        self, bounds: Bounds, min_query: int, max_query: int, tiles: int, rows: int
+        self, bounds: Bounds, queries: tuple[int, int], rows: int, programs: int, full: float
     ) -> Launch:
-        fold = self._have(rows, split=False)
+        """By tiles of `rows`; in splits where `programs` are under `full` a multiprocessor."""
+        fold, split = self._have(rows, split=False), self._have(rows, split=True)
         assert fold is not None
-        split = self._have(rows, split=True)
-        programs = tiles * self.shape.kv_heads
         chunks = chunks_of(self.tree, bounds.max_seq_len)
-        slots = bounds.requests * max_query
-        fits = partial_floats(self.shape, self.tree, slots, bounds.max_seq_len)
-        # On an H200 one prompt of 512 tokens took 39-46 us by the choice that split it, 13-24 us by
-        # the best fold. The split alone was not isolated, nor longer prompts tried with it.
-        is_prefill = rows > FEW_ROWS
-        # 1.75: near two programs a multiprocessor a second launch costs more than it fills.
+        slots = bounds.requests * queries[1]
         if (
             split is None
             or is_prefill
             or chunks == 1
-            or programs * 4 >= 7 * self.multiprocessors
-            or fits > self.workspace_floats
+            or programs >= full * self.multiprocessors
+            or partial_floats(self.shape, self.tree, slots, bounds.max_seq_len)
+            > self.workspace_floats
         ):
-            return Launch(fold, min_query, max_query, 1)
-        splits = min(chunks, -(-4 * self.multiprocessors // programs))
-        return Launch(split, min_query, max_query, splits)
+            return Launch(fold, *queries, 1)
+        return Launch(split, *queries, min(chunks, -(-4 * self.multiprocessors // programs)))

@@ -81,8 +81,9 @@ def tree_of(shape: AttentionShape) -> AttentionTree:
 
     Few KV heads want short chunks, for a lone decode to fill the card with (KV head, chunk) pairs.
     Many query heads to a KV head want long ones: a chunk's float32 partial result of each query
-    head is traffic beside the chunk's keys and values. Hence 32 keys for each, in 128..512.
+    head is traffic beside the chunk's keys and values. Hence 32 keys for each, in 128..512. A tile
+    has 64 keys, or 32 where heads are so large that one of 64 would not fit a thread's registers.
     """
     wanted = 32 * max(shape.kv_heads, shape.group)
     chunk = min(512, max(128, 1 << (wanted - 1).bit_length()))
-    return AttentionTree(chunk=chunk, key_tile=64)
+    return AttentionTree(chunk=chunk, key_tile=64 if shape.padded_head <= 128 else 32)

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from isobatch_kernels.row_checks import check_rows
+from isobatch_kernels.row_checks import check_rows, settle_rows
 
 CHUNK = 4096
 WARPS = 8
@@ -73,6 +73,7 @@ def log_softmax(x: torch.Tensor) -> torch.Tensor:
     y = torch.empty((rows, columns), dtype=torch.float32, device=x.device)
     if rows == 0:
         return y
+    x = settle_rows(x)
     m, total = torch.empty((2, rows, chunks), dtype=torch.float32, device=x.device)
     options = {"CHUNK": CHUNK, "num_warps": WARPS, "enable_fp_fusion": False}
     _chunk_kernel[(rows, chunks)](x, m, total, x.stride(0), columns, **options)

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from isobatch_kernels.row_checks import check_rows
+from isobatch_kernels.row_checks import check_rows, is_settled, settle_rows
 
 BLOCK = 1024
 WARPS = 4
@@ -83,8 +83,11 @@ def add_rms_norm(
     """
     check_rows("add_rms_norm", x, residual)
     _check_weight(x, weight)
-    if residual.shape != x.shape:
-        raise ValueError(f"residual is {tuple(residual.shape)}, x {tuple(x.shape)}")
+    if residual.shape != x.shape or not is_settled(residual):
+        raise ValueError(
+            f"residual is {tuple(residual.shape)} with strides {residual.stride()}, x "
+            f"{tuple(x.shape)}; need one shape, and rows aligned as a contiguous tensor's"
+        )
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(x, residual, weight, y, eps)
     return y, residual
@@ -107,6 +110,7 @@ def _launch(
 ) -> None:
     if x.shape[0] == 0:
         return
+    x = settle_rows(x)
     kept = x if residual is None else residual
     _rms_norm_kernel[(x.shape[0],)](
         x, kept, weight, y, x.stride(0), kept.stride(0), y.stride(0), x.shape[1], eps,

@@ -22,3 +22,22 @@ def check_rows(operator: str, *tensors: torch.Tensor) -> None:
                 f"{operator}: tensor {index} is {x.dtype} on {x.device}; need one of {_DTYPES}, "
                 f"as the first is {first.dtype} on {first.device}"
             )
+
+
+def settle_rows(x: torch.Tensor) -> torch.Tensor:
+    """`x` [T, D], or a copy, so placed that Triton compiles one kernel for all of its row length.
+
+    Triton specializes on alignment, alignment decides how many columns a thread holds, and that is
+    the order of a sum across threads: a view at an odd address would have bits of its own.
+    """
+    if is_settled(x):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def is_settled(x: torch.Tensor) -> bool:
+    """Whether the rows of `x` are aligned as those of a fresh contiguous tensor of its width."""
+    if x.shape[1] % 16:
+        # Rows of odd lengths are never aligned, whatever the address of the first.
+        return bool(x.stride(0) % 16)
+    return x.stride(0) % 16 == 0 and x.data_ptr() % 16 == 0

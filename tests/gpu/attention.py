@@ -70,7 +70,8 @@ def warm(setting: Setting, some: list[AttentionSchedule]) -> list[str]:
     cache = fill_cache(setting.shape, setting.block_size, 2 * tree.chunk, torch.device("cuda"), 0)
     for schedule in some:
         for tokens in (1, 80):  # one tile a request, and several
-            query = torch.randn(tokens, setting.shape.heads, 128).to(setting.shape.dtype)
+            query = torch.randn(tokens, setting.shape.heads, setting.shape.head_size)
+            query = query.to(setting.shape.dtype)
             lengths = torch.tensor([tokens]), torch.tensor([100])
             try:
                 call = schedule_call(cache, tree, schedule, 2)
@@ -317,6 +318,8 @@ def compare_trees() -> list[dict[str, object]]:
         calls: dict[str, list[Call]] = {}
         for tree in TREES:
             for (size, warps, stages), tma in itertools.product(rows, (False, True)):
+                if tma and size < 64:
+                    continue
                 split = query == 1 and requests == 1
                 schedule = AttentionSchedule(size, warps, stages, split=split, tma=tma)
                 launch = [Launch(schedule, 1, query, 64 if split else 1)]

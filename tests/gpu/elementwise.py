@@ -29,7 +29,7 @@ SHAPES = {
 }
 ROWS = (1, 16, 64, 256, 1024, 8192)
 ROTATED_BYTES = 200 << 20  # several times the L2 cache
-MOST_BYTES = 8 << 30
+MOST_BYTES = 16 << 30
 Rival = Callable[..., object]
 
 

@@ -42,6 +42,10 @@ def test_tree_is_the_committed_one_of_the_shape(heads: int, kv_heads: int, chunk
     assert tree_of(shape).name == f"chunks-{chunk}/tiles-64/ones-16/v1"
 
 
+def test_tiles_of_large_heads_are_shorter() -> None:
+    assert tree_of(replace(LLAMA, head_size=256)) == AttentionTree(256, 32)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -77,8 +81,9 @@ STEPS = [
     pytest.param(Bounds(256, 256, 1, 32_768), [(False, 16, 1, 1)], id="many-decodes"),
     pytest.param(Bounds(1, 8192, 8192, 8192), [(False, 128, 1, 8192)], id="prefill"),
     pytest.param(Bounds(1, 300, 300, 300), [(False, 64, 1, 300)], id="short-prefill"),
+    pytest.param(Bounds(1, 8, 8, 30_000), [(True, 16, 1, 8)], id="few-tokens-of-a-long-prompt"),
     pytest.param(
-        Bounds(40, 2039, 2000, 4000), [(False, 128, 5, 2000), (False, 16, 1, 4)], id="mixed"
+        Bounds(20, 2019, 2000, 4000), [(False, 128, 5, 2000), (True, 16, 1, 4)], id="mixed"
     ),
 ]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from isobatch_kernels import attention, attention_kernels
+from isobatch_kernels import attention, attention_kernels, paged_attention
 from isobatch_kernels.attention_kernels import _merge
 from isobatch_kernels.attention_proofs import (
     FilledCache,
@@ -38,6 +38,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> FilledCache:
     """A small cache, and batches that the interpreter can compute in seconds."""
     batches = (((1, 1), (1, 70), (3, 80), (1, 99)), ((20, 90), (1, 100)), ((9, 100),))
     monkeypatch.setattr(attention, "BATCHES", batches)
+    monkeypatch.setattr(paged_attention, "_CHUNKS_AHEAD", 2)
     return fill_cache(SHAPE, 16, 100, torch.device("cpu"), seed=0)
 
 
