@@ -13,7 +13,7 @@ import torch
 
 from isobatch_kernels.attention import AttentionCall, PagedAttention, attention_operator
 from isobatch_kernels.attention_schedules import (
-    FEW_ROWS,
+    REFERENCE,
     AttentionSchedule,
     Launch,
     chunks_of,
@@ -23,7 +23,6 @@ from isobatch_kernels.attention_tree import AttentionShape, AttentionTree
 from isobatch_kernels.certification import Operator, Schedule, Tensors
 from isobatch_kernels.paged_attention import PagedBatch, check_batch, run_launch
 
-REFERENCE = AttentionSchedule(rows=FEW_ROWS, warps=4, stages=3)
 REQUESTS = 32  # rows of the cache that `attention.BATCHES` draws from
 
 
@@ -150,12 +149,8 @@ def attention_operators(
     A proof's only domain is 0: a schedule serves every batch or none.
     """
     shape = cache.shape
-    described = (
-        f"{shape.heads}/{shape.kv_heads}x{shape.head_size} {shape.dtype} window {shape.window} "
-        f"softcap {shape.softcap}"
-    )
     reference = PagedAttention(
-        shape=described,
+        shape=shape.name,
         heads=shape.heads,
         head_size=shape.head_size,
         dtype=shape.dtype,

@@ -49,6 +49,15 @@ class AttentionShape:
             )
 
     @property
+    def name(self) -> str:
+        """As plans write it."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"{self.heads}/{self.kv_heads}x{self.head_size} {dtype} scale {self.scale:.8g} "
+            f"window {self.window} softcap {self.softcap:g}"
+        )
+
+    @property
     def group(self) -> int:
         """Query heads that share a KV head."""
         return self.heads // self.kv_heads

@@ -7,7 +7,7 @@ domain. Shape -> candidates -> proof -> plan -> fingerprint: `plan.py` takes the
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import torch
@@ -67,6 +67,16 @@ class Proof:
     admitted: dict[str, frozenset[int]]
     refused: dict[str, str]  # schedule -> first counterexample
     comparisons: int
+
+
+def join(left: Proof, right: Proof) -> Proof:
+    """The two proofs of one operator as one."""
+    return replace(
+        left,
+        admitted=left.admitted | right.admitted,
+        refused=left.refused | right.refused,
+        comparisons=left.comparisons + right.comparisons,
+    )
 
 
 @dataclass(slots=True)

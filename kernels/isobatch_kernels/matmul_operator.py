@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from isobatch_kernels.bits import first_difference, same_bits
-from isobatch_kernels.certification import Case, Operator, Proof, certify
+from isobatch_kernels.certification import Case, Operator, Proof, certify, join
 from isobatch_kernels.inputs import mixed_rows
 from isobatch_kernels.matmul import linear
 from isobatch_kernels.matmul_schedules import linear_schedules
@@ -96,17 +96,8 @@ def prove_each(operator: Operator, serves: Callable[[str, int], bool]) -> Proof:
                 cases=partial(iter, own),
                 self_check=lambda: None,
             )
-            proof = _joined(proof, certify(one))
+            proof = join(proof, certify(one))
     return proof
-
-
-def _joined(left: Proof, right: Proof) -> Proof:
-    return replace(
-        left,
-        admitted=left.admitted | right.admitted,
-        refused=left.refused | right.refused,
-        comparisons=left.comparisons + right.comparisons,
-    )
 
 
 def _cases(

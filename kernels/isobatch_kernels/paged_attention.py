@@ -13,6 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from isobatch_kernels.attention_kernels import fold, walk
 from isobatch_kernels.attention_schedules import (
+    REFERENCE,
     WORKSPACE_BYTES,
     AttentionSchedule,
     Bounds,
@@ -228,6 +229,7 @@ class AttentionLauncher:
             raise ValueError(f"workspace is {workspace.dtype}{tuple(workspace.shape)}")
         self.shape = shape
         self.tree = tree_of(shape)
+        self.reference_only = False
         self._workspace = workspace
         self._chooser = Chooser(
             shape, self.tree, admitted, multiprocessors, workspace_floats=workspace.numel()
@@ -241,6 +243,10 @@ class AttentionLauncher:
         check_batch(self.shape, batch)
         tokens = batch.query.shape[0]
         if tokens == 0:
+            return
+        if self.reference_only:
+            launch = Launch(REFERENCE, 1, batch.max_query_len, 1)
+            run_launch(self.shape, self.tree, batch, launch, self._workspace)
             return
         bounds = Bounds(batch.requests, tokens, batch.max_query_len, batch.max_seq_len)
         for launch in self._chooser.launches(bounds):

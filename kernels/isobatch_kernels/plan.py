@@ -23,7 +23,9 @@ class _Frozen(BaseModel):
 class OperatorPlan(_Frozen):
     """One operator shape: its tree, and where each schedule was proved.
 
-    `admitted` maps schedule names to the domains (row counts) proved, ascending.
+    `admitted` maps schedule names to the domains (row counts) proved, ascending. `exact` and
+    `spans` are the choice among the admitted, by row count and by bucket of row counts, where there
+    is more than an order of preference: a matter of time, so no part of the fingerprint.
     """
 
     operator: str
@@ -32,6 +34,8 @@ class OperatorPlan(_Frozen):
     admitted: dict[str, tuple[int, ...]]
     refused: dict[str, str]
     comparisons: int
+    exact: dict[int, str] = {}
+    spans: dict[int, str] = {}
 
 
 class Arithmetic(_Frozen):

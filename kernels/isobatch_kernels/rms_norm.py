@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from isobatch_kernels.row_checks import check_rows, is_settled, settle_rows
+from isobatch_kernels.row_checks import check_rows, settle_rows
 
 BLOCK = 1024
 WARPS = 4
@@ -30,20 +30,21 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
 
 @triton.jit
 def _rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, y_ptr, x_row, residual_row, y_row, columns, eps,
-    ADD: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, residual_ptr, weight_ptr, y_ptr, kept_ptr, heads, x_token, x_head, residual_row, y_row,
+    columns, eps, ADD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    x_at = x_ptr + row // heads * x_token + row % heads * x_head
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
         used = column < columns
-        x = tl.load(x_ptr + row * x_row + column, mask=used, other=0.0).to(tl.float32)
+        x = tl.load(x_at + column, mask=used, other=0.0).to(tl.float32)
         if ADD:
-            at = residual_ptr + row * residual_row + column
+            r = tl.load(residual_ptr + row * residual_row + column, mask=used, other=0.0)
             # Rounded before it is normed, as it is kept: the next layer must see the same values.
-            kept = (x + tl.load(at, mask=used, other=0.0).to(tl.float32)).to(x_ptr.dtype.element_ty)
-            tl.store(at, kept, mask=used)
+            kept = (x + r.to(tl.float32)).to(x_ptr.dtype.element_ty)
+            tl.store(kept_ptr + row * y_row + column, kept, mask=used)
             x = kept.to(tl.float32)
         total = tl.fma(x, x, total)
     scale = tl.rsqrt(tl.sum(total, axis=0) / columns + eps)
@@ -53,9 +54,9 @@ def _rms_norm_kernel(
         column = start + tl.arange(0, BLOCK)
         used = column < columns
         if ADD:
-            at = residual_ptr + row * residual_row + column
+            at = kept_ptr + row * y_row + column
         else:
-            at = x_ptr + row * x_row + column
+            at = x_at + column
         x = tl.load(at, mask=used, other=0.0).to(tl.float32)
         weight = tl.load(weight_ptr + column, mask=used, other=0.0).to(tl.float32)
         y = (x * scale * weight).to(y_ptr.dtype.element_ty)
@@ -63,41 +64,42 @@ def _rms_norm_kernel(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x: [T, D], weight: [D] -> [T, D]. Rows may be strided; columns must be contiguous.
+    """x: [T, D] or [T, H, D], weight: [D] -> x's shape; each row of D by itself.
 
-    Raises `ValueError` for another shape, dtype, stride or device.
+    Rows may be strided, as the heads of a fused projection are; columns must be contiguous. Raises
+    `ValueError` for another shape, dtype, stride or device.
     """
-    check_rows("rms_norm", x)
+    if x.dim() == 3 and x.shape[1] > 0:
+        check_rows("rms_norm", *(x[:, head] for head in {0, x.shape[1] - 1}))
+    else:
+        check_rows("rms_norm", x)
     _check_weight(x, weight)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(x, None, weight, y, eps)
+    _launch(x, None, weight, (y, y), eps)
     return y
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x, residual: [T, D], weight: [D] -> (norm of x + residual [T, D], `residual`, now the sum).
+    """x, residual: [T, D], weight: [D] -> (norm of x + residual [T, D], x + residual [T, D]).
 
-    `residual` is overwritten. Raises `ValueError` as `rms_norm` does.
+    Raises `ValueError` as `rms_norm` does.
     """
     check_rows("add_rms_norm", x, residual)
     _check_weight(x, weight)
-    if residual.shape != x.shape or not is_settled(residual):
-        raise ValueError(
-            f"residual is {tuple(residual.shape)} with strides {residual.stride()}, x "
-            f"{tuple(x.shape)}; need one shape, and rows aligned as a contiguous tensor's"
-        )
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(x, residual, weight, y, eps)
-    return y, residual
+    if residual.shape != x.shape:
+        raise ValueError(f"residual is {tuple(residual.shape)}, x {tuple(x.shape)}")
+    y, kept = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    _launch(x, residual, weight, (y, kept), eps)
+    return y, kept
 
 
 def _check_weight(x: torch.Tensor, weight: torch.Tensor) -> None:
-    if weight.shape != x.shape[1:] or not weight.is_contiguous() or weight.device != x.device:
+    if weight.shape != x.shape[-1:] or not weight.is_contiguous() or weight.device != x.device:
         raise ValueError(
-            f"weight is {tuple(weight.shape)} on {weight.device}; need [{x.shape[1]}], contiguous, "
-            f"on {x.device}"
+            f"weight is {tuple(weight.shape)} on {weight.device}; need [{x.shape[-1]}], "
+            f"contiguous, on {x.device}"
         )
 
 
@@ -105,14 +107,18 @@ def _launch(
     x: torch.Tensor,
     residual: torch.Tensor | None,
     weight: torch.Tensor,
-    y: torch.Tensor,
+    outputs: tuple[torch.Tensor, torch.Tensor],
     eps: float,
 ) -> None:
-    if x.shape[0] == 0:
+    width = x.shape[-1]
+    rows = x.numel() // width
+    if rows == 0:
         return
     x = settle_rows(x)
-    kept = x if residual is None else residual
-    _rms_norm_kernel[(x.shape[0],)](
-        x, kept, weight, y, x.stride(0), kept.stride(0), y.stride(0), x.shape[1], eps,
-        ADD=residual is not None, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False,
+    other = x if residual is None else settle_rows(residual)
+    y, kept = outputs
+    heads = x.shape[1] if x.dim() == 3 else 1
+    _rms_norm_kernel[(rows,)](
+        x, other, weight, y, kept, heads, x.stride(0), x.stride(-2), other.stride(0), width, width,
+        eps, ADD=residual is not None, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False,
     )  # fmt: skip

@@ -25,7 +25,7 @@ def check_rows(operator: str, *tensors: torch.Tensor) -> None:
 
 
 def settle_rows(x: torch.Tensor) -> torch.Tensor:
-    """`x` [T, D], or a copy, so placed that Triton compiles one kernel for all of its row length.
+    """`x` [T, D] or [T, H, D], or a copy of one alignment: one kernel for a length of rows.
 
     Triton specializes on alignment, alignment decides how many columns a thread holds, and that is
     the order of a sum across threads: a view at an odd address would have bits of its own.
@@ -37,7 +37,8 @@ def settle_rows(x: torch.Tensor) -> torch.Tensor:
 
 def is_settled(x: torch.Tensor) -> bool:
     """Whether the rows of `x` are aligned as those of a fresh contiguous tensor of its width."""
-    if x.shape[1] % 16:
+    strides = x.stride()[:-1]
+    if x.shape[-1] % 16:
         # Rows of odd lengths are never aligned, whatever the address of the first.
-        return bool(x.stride(0) % 16)
-    return x.stride(0) % 16 == 0 and x.data_ptr() % 16 == 0
+        return any(stride % 16 for stride in strides)
+    return all(stride % 16 == 0 for stride in strides) and x.data_ptr() % 16 == 0

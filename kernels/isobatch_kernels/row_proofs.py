@@ -74,8 +74,10 @@ def _kernels(
 
     def turns(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
         positions = torch.randint(0, 4096, (rows,), generator=generator)
-        x = mixed_rows(rows, shapes.heads * shapes.head_size, shapes.dtype, generator)
-        return positions.to(device), x.reshape(rows, shapes.heads, shapes.head_size).to(device)
+        width = 2 * shapes.heads * shapes.head_size
+        x = mixed_rows(rows, width, shapes.dtype, generator).to(device)
+        query, key = x.reshape(rows, 2 * shapes.heads, shapes.head_size).chunk(2, dim=1)
+        return positions.to(device), query, key
 
     def cells(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
         seeds = torch.randint(-(2**62), 2**62, (rows,), generator=generator)
@@ -101,7 +103,7 @@ def _kernels(
             lambda x: (silu_and_mul.silu_and_mul(x),),
             values(2 * shapes.intermediate),
         ),
-        ("rope", rope.TREE, lambda p, x: (rope.rope(p, x, table),), turns),
+        ("rope", rope.TREE, lambda p, q, k: rope.rope(p, q, k, table), turns),
         (
             "log_softmax",
             log_softmax.TREE,

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 from isobatch_kernels.attention_proofs import (
-    REFERENCE,
     attention_operators,
     fill_cache,
     schedule_call,
 )
 from isobatch_kernels.attention_schedules import (
+    REFERENCE,
     AttentionSchedule,
     Bounds,
     Chooser,

@@ -122,10 +122,11 @@ def contenders(
 
 def rope_contenders(shapes: RowShapes, rows: int) -> tuple[dict[str, list[Call]], int]:
     """Ours alone: vLLM turns queries and keys in one call, of another layout."""
-    x = torch.randn(rows, shapes.heads, shapes.head_size, device="cuda", dtype=shapes.dtype)
+    x = torch.randn(rows, 2 * shapes.heads, shapes.head_size, device="cuda", dtype=shapes.dtype)
+    query, key = x[:, : shapes.heads], x[:, shapes.heads :]
     table = torch.randn(4096, shapes.head_size, device="cuda")
     positions = torch.arange(rows, device="cuda") % 4096
-    return {"ours": [lambda: rope(positions, x, table)]}, 2 * x.nbytes
+    return {"ours": [lambda: rope(positions, query, key, table)]}, 2 * x.nbytes
 
 
 def measure(

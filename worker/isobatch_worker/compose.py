@@ -32,12 +32,15 @@ STRICT_REFUSED: Mapping[str, str] = {
     "--worker-cls": "another worker has other seams",
     "--worker-extension-cls": "another worker has other seams",
     "--scheduler-cls": "another scheduler has other seams",
-    "--no-enforce-eager": "compiled CPU graphs are not certified",
     "--logprobs-mode": "only raw_logprobs are certified",
-    "--optimization-level": "compiled CPU graphs are not certified",
-    "--compilation-config": "compiled CPU graphs are not certified",
+    "--optimization-level": "other ways to compile are not certified",
+    "--compilation-config": "other ways to compile are not certified",
 }
 """Refused before anything starts; `engine_config` then reads what the arguments came to."""
+
+CPU_STRICT_REFUSED: Mapping[str, str] = {
+    "--no-enforce-eager": "compiled CPU graphs are not certified",
+}
 
 _ALIASES = {
     "-q": "--quantization",
@@ -95,6 +98,8 @@ def compose(settings: Settings, environment: Mapping[str, str]) -> Launch:
     if settings.pool is PoolName.STRICT:
         arguments += ["--middleware", "isobatch_worker.endpoint.NumericsEndpoint"]
         added["ISOBATCH_SETTINGS"] = request_settings(given, settings.digest_of_file)
+        if not settings.is_cpu:
+            arguments += ["--attention-backend", "CUSTOM"]
     return Launch((*arguments, *given), added)
 
 
@@ -116,12 +121,11 @@ def _refuse(settings: Settings, environment: Mapping[str, str]) -> None:
             "unset it: the strict pool does not need it"
         )
     if settings.pool is PoolName.STRICT:
-        refused = sorted(flags & STRICT_REFUSED.keys())
+        known = {**STRICT_REFUSED, **(CPU_STRICT_REFUSED if settings.is_cpu else {})}
+        refused = sorted(flags & known.keys())
         if refused:
-            reasons = "; ".join(f"{flag}: {STRICT_REFUSED[flag]}" for flag in refused)
+            reasons = "; ".join(f"{flag}: {known[flag]}" for flag in refused)
             raise WrongUse(f"the strict pool cannot start with {reasons}")
-        if not settings.is_cpu:
-            raise WrongUse("the strict pool is certified on CPUs only, so far")
 
 
 def _cpu_defaults(given: tuple[str, ...], environment: Mapping[str, str]) -> list[str]:
@@ -159,4 +163,8 @@ def _environment(settings: Settings, environment: Mapping[str, str]) -> dict[str
             "VLLM_CPU_ATTN_SPLIT_KV": "0",
             "VLLM_USE_V2_MODEL_RUNNER": "0",
         }
+        if not settings.is_cpu:
+            # A graph that a stock worker compiled holds stock layers: never to be found by ours.
+            added["VLLM_CACHE_ROOT"] = f"{settings.cache_folder}/vllm-strict"
+            added["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     return added

@@ -20,7 +20,10 @@ def _unless(allowed: frozenset[object], read: Check) -> Check:
     return check
 
 
-_CHECKS: Mapping[str, tuple[Check, str]] = {
+Checks = Mapping[str, tuple[Check, str]]
+"""Name of a setting -> how it is read, and why another value is refused."""
+
+_ON_BOTH: Checks = {
     "speculative decoding": (
         lambda c: c.speculative_config,
         "drafts make the batch's shape part of the arithmetic",
@@ -60,13 +63,6 @@ _CHECKS: Mapping[str, tuple[Check, str]] = {
         lambda c: c.parallel_config.enable_dbo or c.parallel_config.ubatch_size,
         "a batch cut in two is not certified",
     ),
-    "worker class": (
-        _unless(
-            frozenset({"vllm.v1.worker.cpu_worker.CPUWorker"}),
-            lambda c: c.parallel_config.worker_cls,
-        ),
-        "another worker has other seams",
-    ),
     "worker extension": (
         lambda c: c.parallel_config.worker_extension_cls,
         "another worker has other seams",
@@ -74,10 +70,6 @@ _CHECKS: Mapping[str, tuple[Check, str]] = {
     "scheduler class": (
         lambda c: isinstance(c.scheduler_config.scheduler_cls, str),
         "another scheduler has other seams",
-    ),
-    "compilation": (
-        _unless(frozenset({"NONE"}), lambda c: c.compilation_config.mode),
-        "compiled CPU graphs are not certified",
     ),
     "logprobs mode": (
         _unless(frozenset({"raw_logprobs"}), lambda c: c.model_config.logprobs_mode),
@@ -106,6 +98,63 @@ _CHECKS: Mapping[str, tuple[Check, str]] = {
 }
 
 
-def refusals(config: Any) -> list[str]:
-    """What of `config`, a `VllmConfig` resolved on a CPU, is not certified; empty if nothing."""
-    return [f"{name}: {why}" for name, (check, why) in _CHECKS.items() if check(config)]
+ON_CPU: Checks = {
+    **_ON_BOTH,
+    "worker class": (
+        _unless(
+            frozenset({"vllm.v1.worker.cpu_worker.CPUWorker"}),
+            lambda c: c.parallel_config.worker_cls,
+        ),
+        "another worker has other seams",
+    ),
+    "compilation": (
+        _unless(frozenset({"NONE"}), lambda c: c.compilation_config.mode),
+        "compiled CPU graphs are not certified",
+    ),
+}
+
+ON_CUDA: Checks = {
+    **_ON_BOTH,
+    "worker class": (
+        _unless(
+            frozenset({"vllm.v1.worker.gpu_worker.Worker"}),
+            lambda c: c.parallel_config.worker_cls,
+        ),
+        "another worker has other seams",
+    ),
+    "model runner": (
+        lambda c: c.use_v2_model_runner,
+        "vLLM's V2 runner has other seams",
+    ),
+    "attention backend": (
+        _unless(frozenset({"CUSTOM"}), lambda c: c.attention_config.backend),
+        "only our own attention is certified",
+    ),
+    "attention backends by kind": (
+        lambda c: c.attention_config.backend_per_kind,
+        "only our own attention is certified",
+    ),
+    "model dtype": (
+        _unless(
+            frozenset({"torch.bfloat16", "torch.float16"}), lambda c: str(c.model_config.dtype)
+        ),
+        "the kernels take bfloat16 and float16",
+    ),
+    "compilation": (
+        _unless(frozenset({"NONE", "VLLM_COMPILE"}), lambda c: c.compilation_config.mode),
+        "other ways to compile are not certified",
+    ),
+    "tuning by the compiler": (
+        lambda c: any("autotune" in key for key in c.compilation_config.inductor_compile_config),
+        "a kernel chosen by a timing may add in another order",
+    ),
+    "experts over ranks": (
+        lambda c: c.parallel_config.enable_expert_parallel or c.parallel_config.enable_eplb,
+        "experts moved between ranks are not certified",
+    ),
+}
+
+
+def refusals(config: Any, checks: Checks) -> list[str]:
+    """What of `config`, a resolved `VllmConfig`, is not certified; empty if nothing."""
+    return [f"{name}: {why}" for name, (check, why) in checks.items() if check(config)]

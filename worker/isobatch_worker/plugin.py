@@ -15,14 +15,16 @@ def register() -> None:
         return
     # A stock worker must not load these.
     from isobatch_kernels.certification import CertificationRefused
+    from vllm.platforms import current_platform
 
-    from isobatch_worker import prepare, seams
+    from isobatch_worker import certificate
 
     try:
-        seams.check()
+        if current_platform.is_cuda():
+            from isobatch_worker.cuda.prepare import install
+        else:
+            from isobatch_worker.prepare import install
+        install()
     except CertificationRefused as refusal:
         # Reported, not raised: the API server then answers 503 with the reason on every path.
-        prepare.report_refusal(refusal)
-        return
-    certification = prepare.Certification()
-    seams.install(certification.prepare, certification.confirm)
+        certificate.report_refusal(refusal)

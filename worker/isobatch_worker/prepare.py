@@ -1,20 +1,12 @@
-"""Certifies a loaded model and installs what was admitted; the report says how it went.
+"""Performs: certifies the operators of a model loaded on a CPU, and installs what was admitted."""
 
-Runs in the engine, once the weights are loaded. A refusal is reported, not raised: the API server
-then answers 503 with the reason on every path, which says more than a worker that does not start.
-"""
-
-import logging
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-from isobatch_contracts.numerics import Certified, NotCertified, OperatorSummary
 from isobatch_kernels.attention import attention_operator
 from isobatch_kernels.certification import CertificationRefused, Operator, certify
 from isobatch_kernels.inputs import mixed_rows
@@ -24,26 +16,19 @@ from isobatch_kernels.rows import CertifiedRows, RowOperator, row_operator
 from vllm import envs
 
 from isobatch_worker import seams
+from isobatch_worker.certificate import Certification, Prepared, Subject, prove, wanted_plan
 from isobatch_worker.coverage import Covered, Shapes, cover
 from isobatch_worker.cpu_attention import AttentionShape, paged_attention, shape_of
-from isobatch_worker.engine_config import refusals
-from isobatch_worker.environment import read_arithmetic, read_versions
-from isobatch_worker.plan_cache import load_plan, plan_file, save_plan
-from isobatch_worker.probe import compare_batches, probe_digest, reference_logits
-from isobatch_worker.report import report_path, write_report
+from isobatch_worker.engine_config import ON_CPU, refusals
+from isobatch_worker.environment import cpu_arithmetic
 from isobatch_worker.sampler import (
-    CertifiedSampling,
-    Draw,
-    StrictSampler,
+    CPU_DEVICE,
+    SamplingShape,
+    install_sampler,
     sampling_operators,
 )
 
-MODEL_DIGEST = "ISOBATCH_MODEL_DIGEST"
-SETTINGS = "ISOBATCH_SETTINGS"
-PLANS_FOLDER = "ISOBATCH_PLANS"
 _SEED = 20260101  # of the inputs drawn; any constant will do, a constant keeps proofs repeatable
-
-log = logging.getLogger("vllm.isobatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,105 +52,36 @@ class _Work:
         return found
 
 
-class Certification:
-    """The certification of one engine.
-
-    `prepare` once the weights are loaded, `confirm` once the KV cache is there; what is refused in
-    the first is not confirmed in the second.
-    """
-
-    def __init__(self) -> None:
-        """Nothing is known yet."""
-        self._pending: _Prepared | None = None
-
-    def prepare(self, runner: Any) -> None:
-        """Certify the operators of `runner`'s model and install what was admitted."""
-        with _refusals_reported():
-            self._pending = _prepare(runner)
-
-    def confirm(self, runner: Any) -> None:
-        """Ask whether the whole model holds, and report the certificate."""
-        prepared, self._pending = self._pending, None
-        if prepared is None:
-            return
-        with _refusals_reported():
-            certificate = _confirm(runner, prepared)
-            write_report(report_path(), certificate)
-            log.info(
-                "certified %d operators in %.1f s (cached: %s): %s",
-                len(certificate.operators),
-                certificate.certification_seconds,
-                certificate.from_cache,
-                certificate.fingerprint,
-            )
+def install() -> None:
+    """Put the strict pool into vLLM. Raises `SeamsChanged` for one not read. Idempotent."""
+    seams.check(seams.ON_CPU)
+    certification = Certification(prepare)
+    seams.install_on_cpu(certification.prepare, certification.confirm)
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    plan: Plan
-    path: Path
-    from_cache: bool
-    rows: list[CertifiedRows]
-    seconds: float
-
-
-@contextmanager
-def _refusals_reported() -> Iterator[None]:
-    try:
-        yield
-    except CertificationRefused as refusal:
-        report_refusal(refusal)
-
-
-def report_refusal(refusal: CertificationRefused) -> None:
-    """Say that this worker may not serve strict requests, and why."""
-    log.error("strict is refused: %s", refusal)
-    write_report(report_path(), NotCertified(state="refused", reason=str(refusal)))
-
-
-def _prepare(runner: Any) -> _Prepared:
+def prepare(runner: Any) -> Prepared:
+    """Certify the operators of `runner`'s model, or refuse it by `CertificationRefused`."""
     started = time.monotonic()
-    seams.check()
     if envs.VLLM_CPU_ATTN_SPLIT_KV:
         raise CertificationRefused(
             "VLLM_CPU_ATTN_SPLIT_KV must be 0: the split moves with the batch"
         )
-    refused = refusals(runner.vllm_config)
+    refused = refusals(runner.vllm_config, ON_CPU)
     if refused:
         raise CertificationRefused(f"this configuration is not certified: {'; '.join(refused)}")
     work = _find_work(runner)
-    wanted = Plan(
-        model_digest=os.environ[MODEL_DIGEST],
-        settings=os.environ[SETTINGS],
-        arithmetic=read_arithmetic(),
-        versions=read_versions(),
-        sampler=SAMPLER,
-        dtype=str(work.shapes.dtype),
-        operators=(),
+    subjects = [
+        Subject((o.name, o.shape, o.tree), partial(_proved, o)) for o in work.operators().values()
+    ]
+    plan, path, from_cache = prove(
+        subjects, wanted_plan(cpu_arithmetic(), SAMPLER, str(work.shapes.dtype))
     )
-    path = plan_file(Path(os.environ[PLANS_FOLDER]), wanted)
-    plan, from_cache = _plan(work, wanted, path)
-    rows = _install(runner, work, plan)
-    return _Prepared(plan, path, from_cache, rows, time.monotonic() - started)
+    serving = _install(runner, work, plan)
+    return Prepared(plan, path, from_cache, [*serving], time.monotonic() - started)
 
 
-def _confirm(runner: Any, prepared: _Prepared) -> Certified:
-    started = time.monotonic()
-    logits = reference_logits(runner, prepared.rows)
-    digest = probe_digest(logits)
-    plan = prepared.plan
-    if not prepared.from_cache:
-        compare_batches(runner, logits)
-        plan = plan.model_copy(update={"probe": digest})
-        save_plan(prepared.path, plan)
-    elif plan.probe != digest:
-        prepared.path.unlink(missing_ok=True)
-        raise CertificationRefused(
-            "the probe prompts no longer have the logits that the kept plan was made with; the "
-            "plan is dropped: start again to certify anew"
-        )
-    seconds = prepared.seconds + time.monotonic() - started
-    return _summary(plan, from_cache=prepared.from_cache, seconds=seconds)
+def _proved(operator: Operator) -> OperatorPlan:
+    return operator_plan(certify(operator))
 
 
 def _find_work(runner: Any) -> _Work:
@@ -186,11 +102,11 @@ def _find_work(runner: Any) -> _Work:
         max_tokens=scheduler.max_num_batched_tokens,
         max_positions=model.max_model_len,
     )
-    vocabulary = model.get_vocab_size()
+    sampled = SamplingShape(model.get_vocab_size(), model.dtype, scheduler.max_num_seqs)
     impls = [m.impl for m in runner.model.modules() if type(m).__name__ == "Attention"]
     return _Work(
         covered=cover(runner.model, shapes, _linear),
-        sampling=sampling_operators(vocabulary, model.dtype, scheduler.max_num_seqs),
+        sampling=sampling_operators(sampled, CPU_DEVICE),
         attention=frozenset(
             shape_of(impl, config.cache_config.block_size, model.dtype) for impl in impls
         ),
@@ -229,21 +145,6 @@ def _weights(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     return weight.to(dtype)
 
 
-def _plan(work: _Work, wanted: Plan, path: Path) -> tuple[Plan, bool]:
-    operators = work.operators()
-    keys = {(o.name, o.shape, o.tree) for o in operators.values()}
-    kept = load_plan(path, wanted, keys)
-    if kept is not None:
-        return kept, True
-    proofs = []
-    for done, operator in enumerate(operators.values()):
-        reason = f"certifying {operator.name} {operator.shape} ({done + 1} of {len(operators)})"
-        write_report(report_path(), NotCertified(state="certifying", reason=reason))
-        log.info("%s", reason)
-        proofs.append(operator_plan(certify(operator)))
-    return wanted.model_copy(update={"operators": tuple(proofs)}), False
-
-
 def _install(runner: Any, work: _Work, plan: Plan) -> list[CertifiedRows]:
     """Exchange what was certified; returns every operator that now serves."""
     serving: list[CertifiedRows] = []
@@ -259,18 +160,8 @@ def _install(runner: Any, work: _Work, plan: Plan) -> list[CertifiedRows]:
         serving += _install_rows(module, operators)
     if any(not o.admitted["batched"] for o in plan.operators if o.operator == "attention"):
         seams.split_attention_by_token()
-    certified = {
-        o.name: CertifiedRows(o.function, proof_of(plans[o.name, o.shape]), o.block_rows)
-        for o in work.sampling
-    }
-    sampling = CertifiedSampling(
-        **{name.replace("-", "_"): rows for name, rows in certified.items()}
-    )
-    seams.filter_by_min_p(sampling.filter_by_min_p)
-    runner.sampler = StrictSampler(
-        lambda rows: _draws(runner, rows), sampling, runner.model_config.logprobs_mode
-    )
-    return [*serving, *certified.values()]
+    serving += install_sampler(runner, work.sampling, plans, CPU_DEVICE.race)
+    return serving
 
 
 def _install_linear(covered: Covered, proved: OperatorPlan) -> CertifiedRows:
@@ -312,51 +203,3 @@ def _install_rows(
 
     module.forward = forward
     return list(by_arity.values())
-
-
-def _draws(runner: Any, rows: int) -> list[Draw]:
-    """Seed and position of each row; rows beyond the batch belong to vLLM's warm-up.
-
-    The position is the number of tokens known, prompt included: the index of the one to be drawn.
-    """
-    batch = runner.input_batch
-    draws = []
-    for row in range(rows):
-        if row >= batch.num_reqs:
-            draws.append(Draw(seed=0, position=0))
-            continue
-        request = batch.req_ids[row]
-        params = runner.requests[request].sampling_params
-        greedy = params.temperature < 1e-5
-        seed = None if greedy else _seed(params.seed, request)
-        draws.append(Draw(seed=seed, position=int(batch.num_tokens_no_spec[row])))
-    return draws
-
-
-def _seed(given: int | None, request: str) -> int:
-    """The request's seed; one without is drawn from its id, so that it is stable for its life."""
-    if given is not None:
-        return given
-    return int.from_bytes(request.encode()[-8:].rjust(8, b"\0"), "big") >> 11
-
-
-def _summary(plan: Plan, *, from_cache: bool, seconds: float) -> Certified:
-    return Certified(
-        fingerprint=plan.fingerprint,
-        model_digest=plan.model_digest,
-        device=plan.arithmetic.device,
-        versions=plan.versions,
-        operators=tuple(
-            OperatorSummary(
-                operator=o.operator,
-                shape=o.shape,
-                reference=o.tree,
-                admitted=tuple(name for name, at in o.admitted.items() if at),
-                refused=tuple(f"{name}: {why}" for name, why in o.refused.items()),
-                comparisons=o.comparisons,
-            )
-            for o in plan.operators
-        ),
-        from_cache=from_cache,
-        certification_seconds=round(seconds, 3),
-    )

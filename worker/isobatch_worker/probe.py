@@ -9,12 +9,11 @@ its layers is covered by nothing else.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from isobatch_kernels.bits import bits_digest, same_bits
 from isobatch_kernels.certification import CertificationRefused
-from isobatch_kernels.rows import CertifiedRows
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
@@ -25,26 +24,35 @@ Chunks = Mapping[int, tuple[int, int]]
 """Prompt -> (first token, tokens) of one step."""
 
 
+class HasReference(Protocol):
+    """An operator as it serves, that can be held to its reference."""
+
+    reference_only: bool
+
+
 @contextmanager
-def on_reference(rows: list[CertifiedRows]) -> Iterator[None]:
-    """Every one of `rows` runs as its reference within the block."""
-    for one in rows:
+def on_reference(runner: Any, serving: list[HasReference]) -> Iterator[None]:
+    """Every one of `serving` runs as its reference within the block, in no graph of `runner`."""
+    dispatcher = runner.cudagraph_dispatcher
+    has_graphs, dispatcher.keys_initialized = dispatcher.keys_initialized, False
+    for one in serving:
         one.reference_only = True
     try:
         yield
     finally:
-        for one in rows:
+        dispatcher.keys_initialized = has_graphs
+        for one in serving:
             one.reference_only = False
 
 
-def reference_logits(runner: Any, rows: list[CertifiedRows]) -> list[torch.Tensor]:
-    """[V] logits of each prompt, in one step, every one of `rows` on its reference.
+def reference_logits(runner: Any, serving: list[HasReference]) -> list[torch.Tensor]:
+    """[V] logits of each prompt, in one step, every one of `serving` on its reference.
 
     Raises `CertificationRefused` if the worker is too small for the prompts.
     """
     _require_room(runner)
     together = {n: (0, length) for n, length in enumerate(LENGTHS)}
-    with torch.inference_mode(), on_reference(rows):
+    with torch.inference_mode(), on_reference(runner, serving):
         return _Prompts(runner).logits_of(list(together), [together])
 
 

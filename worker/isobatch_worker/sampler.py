@@ -1,6 +1,6 @@
 """Performs sampling for the strict pool: rows certified, noise from (seed, position) alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,13 +8,22 @@ import torch
 from isobatch_kernels.certification import Tensors
 from isobatch_kernels.inputs import mixed_rows
 from isobatch_kernels.noise import exponential_noise
-from isobatch_kernels.rows import CertifiedRows, RowFunction, RowOperator
+from isobatch_kernels.plan import OperatorPlan, proof_of
+from isobatch_kernels.rows import (
+    BLOCK_ROWS,
+    CertifiedRows,
+    RowFunction,
+    RowOperator,
+    drawn_on,
+)
 from isobatch_kernels.rows import Draw as Draws
 from vllm.model_executor.layers.utils import apply_penalties
 from vllm.utils.torch_utils import make_tensor_with_pad
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
+
+from isobatch_worker import seams
 
 _SAMPLING_EPS = 1e-5  # vLLM's: below it a request is greedy
 
@@ -31,12 +40,41 @@ Rows = Callable[[int], list[Draw]]
 """(rows of the batch) -> one `Draw` each, in the batch's order."""
 
 
+Race = Callable[[torch.Tensor, list[Draw]], None]
+"""(probabilities [B, V], a draw for each row): divides each sampling row by its noise, in place."""
+
 _BLOCK_ROWS = 8
 """Rows of a reference block: a step samples a row a request, and each is a vocabulary wide."""
 
 
-def sampling_operators(vocabulary: int, dtype: torch.dtype, max_rows: int) -> list[RowOperator]:
+@dataclass(frozen=True, slots=True)
+class SamplingShape:
+    """What the sampler is given: logits [rows, vocabulary] of `dtype`, up to `max_rows`."""
+
+    vocabulary: int
+    dtype: torch.dtype
+    max_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where and with what a sampler computes.
+
+    `few`: rows that ask for a filter, proved one by one; more run as blocks. `every`: likewise for
+    the operators of all rows.
+    """
+
+    name: torch.device
+    log_softmax: RowFunction
+    softmax: RowFunction
+    race: Race
+    few: int
+    every: int
+
+
+def sampling_operators(shape: SamplingShape, device: Device) -> list[RowOperator]:
     """The row-wise operators of the sampler, for certification."""
+    vocabulary, dtype = shape.vocabulary, shape.dtype
 
     def logits(rows: int, generator: torch.Generator) -> Tensors:
         return (4 * mixed_rows(rows, vocabulary, dtype, generator),)
@@ -66,33 +104,55 @@ def sampling_operators(vocabulary: int, dtype: torch.dtype, max_rows: int) -> li
         repetition = 0.5 + torch.rand(rows, generator=generator)
         return *floats(rows, generator), known[0], known[1], presence, frequency, repetition
 
-    shape = f"vocabulary={vocabulary} {dtype}"
-    few = min(max_rows, 8)  # rows that ask for a filter; more run as blocks
+    most, few = shape.max_rows, min(shape.max_rows, device.few)
     described: tuple[tuple[str, RowFunction, Draws, int], ...] = (
-        ("log-softmax", _log_softmax, logits, max_rows),
-        ("argmax", _argmax, floats, max_rows),
-        ("softmax", _softmax, floats, max_rows),
-        ("temperature", _temperature, with_temperature, max_rows),
+        ("log-softmax", device.log_softmax, logits, most),
+        ("argmax", _argmax, floats, most),
+        ("softmax", device.softmax, floats, most),
+        ("temperature", _temperature, with_temperature, most),
         ("top-k-top-p", _filter, filtered, few),
         ("min-p", _min_p, with_share, few),
         ("penalties", _penalties, penalized, few),
     )
+    name = f"vocabulary={vocabulary} {dtype}"
     return [
-        RowOperator(name, shape, function, draw, most, _BLOCK_ROWS)
-        for name, function, draw, most in described
+        RowOperator(
+            operator, name, function, drawn_on(device.name, draw), rows, _BLOCK_ROWS, device.every
+        )
+        for operator, function, draw, rows in described
     ]
 
 
-def _log_softmax(x: torch.Tensor) -> Tensors:
+def log_softmax_by_torch(x: torch.Tensor) -> Tensors:
+    """As vLLM has it."""
     return (Sampler.compute_logprobs(x),)
+
+
+def softmax_by_torch(x: torch.Tensor) -> Tensors:
+    """As vLLM has it."""
+    return (x.softmax(dim=-1, dtype=torch.float32),)
+
+
+def race_by_numpy(probabilities: torch.Tensor, draws: list[Draw]) -> None:
+    """The race on a CPU, row by row."""
+    for row, draw in enumerate(draws):
+        if draw.seed is not None:
+            noise = exponential_noise(draw.seed, draw.position, probabilities.shape[1])
+            probabilities[row].div_(noise)
+
+
+CPU_DEVICE = Device(
+    torch.device("cpu"),
+    log_softmax_by_torch,
+    softmax_by_torch,
+    race_by_numpy,
+    few=8,
+    every=BLOCK_ROWS,
+)
 
 
 def _argmax(x: torch.Tensor) -> Tensors:
     return (x.argmax(dim=-1).view(-1),)
-
-
-def _softmax(x: torch.Tensor) -> Tensors:
-    return (x.softmax(dim=-1, dtype=torch.float32),)
 
 
 def _temperature(x: torch.Tensor, temperature: torch.Tensor) -> Tensors:
@@ -148,11 +208,12 @@ class PositionalSampler(torch.nn.Module):
     (token ids [B], None). The generators are not used: they have a history.
     """
 
-    def __init__(self, rows: Rows, operators: CertifiedSampling) -> None:
+    def __init__(self, rows: Rows, operators: CertifiedSampling, race: Race) -> None:
         """`rows` tells seed and position of each row of the batch."""
         super().__init__()
         self._rows = rows
         self._operators = operators
+        self._race = race
 
     def forward(
         self,
@@ -164,10 +225,7 @@ class PositionalSampler(torch.nn.Module):
         """Token ids [B] for `logits` [B, V], which may be altered."""
         logits = self._filtered(logits, k, p)
         (probabilities,) = self._operators.softmax(logits)
-        for row, draw in enumerate(self._rows(logits.shape[0])):
-            if draw.seed is not None:
-                noise = exponential_noise(draw.seed, draw.position, logits.shape[1])
-                probabilities[row].div_(noise)
+        self._race(probabilities, self._rows(logits.shape[0]))
         return self._operators.argmax(probabilities)[0], None
 
     def _filtered(
@@ -177,8 +235,10 @@ class PositionalSampler(torch.nn.Module):
         if k is None and p is None:
             return logits
         rows, vocabulary = logits.shape
-        k = torch.full((rows,), vocabulary, dtype=torch.int32) if k is None else k
-        p = torch.ones(rows) if p is None else p
+        if k is None:
+            k = torch.full((rows,), vocabulary, dtype=torch.int32, device=logits.device)
+        if p is None:
+            p = torch.ones(rows, device=logits.device)
         asked = (k < vocabulary) | (p < 1.0)
         return _for_rows(asked, self._operators.top_k_top_p, logits, k, p)
 
@@ -186,11 +246,13 @@ class PositionalSampler(torch.nn.Module):
 class StrictSampler(Sampler):  # type: ignore[misc]  # vLLM is not followed by mypy
     """vLLM's sampler with certified operators, stateless noise and ties broken by token id."""
 
-    def __init__(self, rows: Rows, operators: CertifiedSampling, logprobs_mode: Any) -> None:
+    def __init__(
+        self, rows: Rows, operators: CertifiedSampling, race: Race, logprobs_mode: Any
+    ) -> None:
         """Build it as vLLM does, then exchange what depends on the batch or on history."""
         super().__init__(logprobs_mode)
         self._operators = operators
-        self.topk_topp_sampler = PositionalSampler(rows, operators)
+        self.topk_topp_sampler = PositionalSampler(rows, operators, race)
 
     def compute_logprobs(self, logits: torch.Tensor) -> torch.Tensor:
         """Log-softmax [M, V] float32 of `logits` [M, V]."""
@@ -219,7 +281,7 @@ class StrictSampler(Sampler):  # type: ignore[misc]  # vLLM is not followed by m
             return logits
         known = make_tensor_with_pad(
             output_token_ids, pad=logits.shape[1], device="cpu", dtype=torch.int64
-        )
+        ).to(logits.device)
         known.masked_fill_(known == -1, logits.shape[1])  # vLLM's placeholder of a row without any
         presence, frequency = metadata.presence_penalties, metadata.frequency_penalties
         repetition = metadata.repetition_penalties
@@ -251,5 +313,51 @@ def _ordered_keys(values: torch.Tensor) -> torch.Tensor:
     """[M, V] int64, all different in a row: larger float first, then smaller index."""
     bits = values.contiguous().view(torch.int32).to(torch.int64)
     ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
-    index = torch.arange(values.shape[-1] - 1, -1, -1)
+    index = torch.arange(values.shape[-1] - 1, -1, -1, device=values.device)
     return (ordered << 32) | index
+
+
+def install_sampler(
+    runner: Any,
+    described: Sequence[RowOperator],
+    plans: Mapping[tuple[str, str], OperatorPlan],
+    race: Race,
+) -> list[CertifiedRows]:
+    """Give `runner` the strict sampler; returns the operators that now serve."""
+    certified = {
+        o.name: CertifiedRows(o.function, proof_of(plans[o.name, o.shape]), o.block_rows)
+        for o in described
+    }
+    operators = CertifiedSampling(
+        **{name.replace("-", "_"): rows for name, rows in certified.items()}
+    )
+    seams.filter_by_min_p(operators.filter_by_min_p)
+    mode = runner.model_config.logprobs_mode
+    runner.sampler = StrictSampler(lambda rows: _draws(runner, rows), operators, race, mode)
+    return [*certified.values()]
+
+
+def _draws(runner: Any, rows: int) -> list[Draw]:
+    """Seed and position of each row; rows beyond the batch belong to vLLM's warm-up.
+
+    The position is the number of tokens known, prompt included: the index of the one to be drawn.
+    """
+    batch = runner.input_batch
+    draws = []
+    for row in range(rows):
+        if row >= batch.num_reqs:
+            draws.append(Draw(seed=0, position=0))
+            continue
+        request = batch.req_ids[row]
+        params = runner.requests[request].sampling_params
+        greedy = params.temperature < _SAMPLING_EPS
+        seed = None if greedy else _seed(params.seed, request)
+        draws.append(Draw(seed=seed, position=int(batch.num_tokens_no_spec[row])))
+    return draws
+
+
+def _seed(given: int | None, request: str) -> int:
+    """The request's seed; one without is drawn from its id, so that it is stable for its life."""
+    if given is not None:
+        return given
+    return int.from_bytes(request.encode()[-8:].rjust(8, b"\0"), "big") >> 11

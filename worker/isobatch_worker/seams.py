@@ -22,6 +22,10 @@ LINEAR_SHAPE = "isobatch_linear_shape"
 """Attribute of a linear layer that keeps (N, K, dtype): vLLM drops the weight after packing it."""
 
 
+ISOBATCH = "isobatch_patched"
+"""Attribute of a function of vLLM that stands for ours: vLLM may load a plugin several times."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seam:
     """A name in vLLM, the digest of its source at `VLLM_VERSION`, and why isobatch touches it."""
@@ -31,27 +35,7 @@ class Seam:
     why: str
 
 
-SEAMS = (
-    Seam(
-        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
-        "08ef4307a47079e0",
-        "patched: keeps each linear's shape, and gives the library's linear to certify",
-    ),
-    Seam(
-        "vllm.model_executor.layers.utils:cpu_unquantized_gemm",
-        "f399bc57bd3ce882",
-        "relied upon: every linear calls layer.cpu_linear(x, weight, bias)",
-    ),
-    Seam(
-        "vllm.v1.worker.cpu_model_runner:CPUModelRunner.load_model",
-        "270bdfc6670d8cba",
-        "patched: certification runs once the weights are loaded",
-    ),
-    Seam(
-        "vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model",
-        "19e8ebe79751c936",
-        "patched: the whole model is probed once the KV cache is there",
-    ),
+ON_BOTH = (
     Seam(
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
         "3ffb37bfcf81ad86",
@@ -108,6 +92,30 @@ SEAMS = (
         "c3607f7360c08ba8",
         "relied upon: exact",
     ),
+)
+"""Seams that both kinds of worker have."""
+
+ON_CPU = (
+    Seam(
+        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+        "08ef4307a47079e0",
+        "patched: keeps each linear's shape, and gives the library's linear to certify",
+    ),
+    Seam(
+        "vllm.model_executor.layers.utils:cpu_unquantized_gemm",
+        "f399bc57bd3ce882",
+        "relied upon: every linear calls layer.cpu_linear(x, weight, bias)",
+    ),
+    Seam(
+        "vllm.v1.worker.cpu_model_runner:CPUModelRunner.load_model",
+        "270bdfc6670d8cba",
+        "patched: certification runs once the weights are loaded",
+    ),
+    Seam(
+        "vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model",
+        "19e8ebe79751c936",
+        "patched: the whole model is probed once the KV cache is there",
+    ),
     Seam(
         "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder.build",
         "9b5210ad737ac3b1",
@@ -118,6 +126,81 @@ SEAMS = (
         "1743d607f29cc53c",
         "relied upon: which attention kernel is certified",
     ),
+    *ON_BOTH,
+)
+
+ON_CUDA = (
+    Seam(
+        "vllm.model_executor.layers.utils:dispatch_unquantized_gemm",
+        "45a8acccf97c8ea7",
+        "patched where linears and embeddings import it: gives our linear",
+    ),
+    Seam(
+        "vllm.model_executor.layers.linear:UnquantizedLinearMethod.apply",
+        "a4b103119d9814b6",
+        "relied upon: calls what dispatch_unquantized_gemm gives",
+    ),
+    Seam(
+        "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod.apply",
+        "a4b103119d9814b6",
+        "relied upon: as above, for the LM head",
+    ),
+    Seam(
+        "vllm.model_executor.custom_op:CustomOp.__new__",
+        "51c0f2816907bdca",
+        "relied upon: builds the layers that are registered out of tree",
+    ),
+    Seam(
+        "vllm.model_executor.layers.layernorm:RMSNorm",
+        "a904117458d6cebd",
+        "subclassed: its forward is our kernel",
+    ),
+    Seam(
+        "vllm.model_executor.layers.activation:SiluAndMul",
+        "521e3ce96ea5c5b1",
+        "subclassed: its forward is our kernel",
+    ),
+    Seam(
+        "vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding",
+        "e9f91c22a5b253e9",
+        "subclassed: its forward is our kernel; its table is used as it is",
+    ),
+    Seam(
+        "vllm.v1.attention.backends.triton_attn:TritonAttentionBackend",
+        "406b547f3e8054e1",
+        "subclassed: its cache layout is ours",
+    ),
+    Seam(
+        "vllm.v1.attention.backends.triton_attn:TritonAttentionImpl.__init__",
+        "60003b165f651764",
+        "relied upon: what an attention layer is told",
+    ),
+    Seam(
+        "vllm.v1.attention.backends.triton_attn:TritonAttentionImpl.do_kv_cache_update",
+        "ab4e8b0582a46058",
+        "relied upon: copies keys and values, no arithmetic",
+    ),
+    Seam(
+        "vllm.v1.attention.backends.triton_attn:TritonAttentionMetadataBuilder.build",
+        "e4a7012807e5e567",
+        "relied upon: a step's lengths and blocks",
+    ),
+    Seam(
+        "vllm.v1.cudagraph_dispatcher:CudagraphDispatcher.dispatch",
+        "d77ce17fbf7db9ee",
+        "relied upon: without keys a step runs in no graph, as the reference does",
+    ),
+    Seam(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.load_model",
+        "657bb8e02e752854",
+        "patched: certification runs once the weights are loaded",
+    ),
+    Seam(
+        "vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model",
+        "fe8f224b83cb5cdd",
+        "patched: the whole model is probed once graphs are captured",
+    ),
+    *ON_BOTH,
 )
 
 
@@ -147,34 +230,27 @@ def source_digest(target: Any) -> str:
     return hashlib.sha256(inspect.getsource(target).encode()).hexdigest()[:16]
 
 
-def check() -> None:
-    """Raise `SeamsChanged` unless this is the vLLM that was read, seam by seam."""
+def check(seams: tuple[Seam, ...]) -> None:
+    """Raise `SeamsChanged` unless this is the vLLM that was read, at each of `seams`."""
     version = vllm_version()
     if version != VLLM_VERSION:
         raise SeamsChanged(f"strict needs vLLM {VLLM_VERSION}; {version} is installed")
-    changed = [seam.name for seam in SEAMS if source_digest(resolve(seam.name)) != seam.digest]
+    changed = [seam.name for seam in seams if source_digest(resolve(seam.name)) != seam.digest]
     if changed:
         raise SeamsChanged(
             f"vLLM {version} differs from the one that was read at: {', '.join(changed)}"
         )
 
 
-def install(prepare: Callable[[Any], None], confirm: Callable[[Any], None]) -> None:
-    """Patch vLLM for the strict pool.
-
-    `prepare(runner)` is called once its weights are loaded, `confirm(runner)` once its KV cache is
-    there and nothing has been served.
-
-    Idempotent: vLLM may call a plugin several times in one process.
-    """
+def install_on_cpu(prepare: Callable[[Any], None], confirm: Callable[[Any], None]) -> None:
+    """Patch vLLM for a strict worker on a CPU; for the arguments see `_hook`. Idempotent."""
     from vllm.model_executor.layers import utils  # vLLM is imported by workers only
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # as above
     from vllm.v1.worker.cpu_worker import CPUWorker  # as above
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # as above
 
-    if hasattr(utils.dispatch_cpu_unquantized_gemm, "__wrapped__"):
-        return
     dispatch = utils.dispatch_cpu_unquantized_gemm
+    if hasattr(dispatch, "__wrapped__"):
+        return
 
     @functools.wraps(dispatch)
     def keep_shape(layer: Any, remove_weight: bool) -> None:  # noqa: FBT001  # vLLM has it so
@@ -184,15 +260,51 @@ def install(prepare: Callable[[Any], None], confirm: Callable[[Any], None]) -> N
         dispatch(layer, remove_weight)
 
     utils.dispatch_cpu_unquantized_gemm = keep_shape
-    load = CPUModelRunner.load_model
+    _hook(CPUModelRunner, CPUWorker, prepare, confirm)
+
+
+def install_on_cuda(
+    linear: Callable[..., torch.Tensor],
+    prepare: Callable[[Any], None],
+    confirm: Callable[[Any], None],
+) -> None:
+    """Patch vLLM for a strict worker on a card. Idempotent.
+
+    `linear(layer, x, weight, bias)` computes every linear; for the others see `_hook`.
+    """
+    from vllm.model_executor.layers import (  # vLLM is imported by workers only
+        linear as linears,
+    )
+    from vllm.model_executor.layers import vocab_parallel_embedding as embeddings  # as above
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # as above
+    from vllm.v1.worker.gpu_worker import Worker  # as above
+
+    if hasattr(GPUModelRunner.load_model, ISOBATCH):
+        return
+    for module in (linears, embeddings):
+        module.dispatch_unquantized_gemm = lambda: linear
+    _hook(GPUModelRunner, Worker, prepare, confirm)
+
+
+def _hook(
+    runner_class: Any,
+    worker_class: Any,
+    prepare: Callable[[Any], None],
+    confirm: Callable[[Any], None],
+) -> None:
+    """`prepare(runner)` runs once the weights are loaded, `confirm(runner)` before any request."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # vLLM is imported by workers only
+
+    load = runner_class.load_model
 
     @functools.wraps(load)
     def load_and_prepare(runner: Any, *args: Any, **kwargs: Any) -> None:
         load(runner, *args, **kwargs)
         prepare(runner)
 
-    CPUModelRunner.load_model = load_and_prepare
-    warm_up = CPUWorker.compile_or_warm_up_model
+    setattr(load_and_prepare, ISOBATCH, True)
+    runner_class.load_model = load_and_prepare
+    warm_up = worker_class.compile_or_warm_up_model
 
     @functools.wraps(warm_up)
     def warm_up_and_confirm(worker: Any, *args: Any, **kwargs: Any) -> Any:
@@ -200,7 +312,7 @@ def install(prepare: Callable[[Any], None], confirm: Callable[[Any], None]) -> N
         confirm(worker.model_runner)
         return outcome
 
-    CPUWorker.compile_or_warm_up_model = warm_up_and_confirm
+    worker_class.compile_or_warm_up_model = warm_up_and_confirm
     update = GPUModelRunner._update_states
 
     @functools.wraps(update)

@@ -1,0 +1,182 @@
+"""Performs: certifies the operators of a model loaded on a card, and installs what was admitted."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from isobatch_kernels.attention_plan import (
+    admitted_schedules,
+    plan_attention,
+    reprove_attention,
+)
+from isobatch_kernels.attention_tree import AttentionShape, tree_of
+from isobatch_kernels.certification import CertificationRefused, Operator, certify
+from isobatch_kernels.exponential import SAMPLER
+from isobatch_kernels.linear_plan import LinearShape, choice_of, plan_linear, reprove_linear
+from isobatch_kernels.matmul_schedules import CertifiedLinear
+from isobatch_kernels.paged_attention import AttentionLauncher, allocate_workspace
+from isobatch_kernels.plan import OperatorPlan, Plan, operator_plan
+from isobatch_kernels.rows import RowOperator, row_operator
+from isobatch_kernels.tree import family_of, linear_tree
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+from isobatch_worker import seams
+from isobatch_worker.certificate import Certification, Prepared, Subject, prove, wanted_plan
+from isobatch_worker.cuda.attention import StrictAttentionBackend
+from isobatch_worker.cuda.coverage import Found, cover
+from isobatch_worker.cuda.layers import register_layers
+from isobatch_worker.cuda.operators import LINEARS, register_operators
+from isobatch_worker.cuda.rows import layer_operators
+from isobatch_worker.cuda.sampling import card_sampler
+from isobatch_worker.engine_config import ON_CUDA, refusals
+from isobatch_worker.environment import cuda_arithmetic
+from isobatch_worker.probe import HasReference
+from isobatch_worker.sampler import SamplingShape, install_sampler, sampling_operators
+
+_SEED = 20260101  # of the inputs drawn; any constant will do, a constant keeps proofs repeatable
+
+
+def install() -> None:
+    """Put the strict pool into vLLM. Raises `SeamsChanged` for one not read. Idempotent."""
+    seams.check(seams.ON_CUDA)
+    register_operators()
+    register_layers()
+    register_backend(
+        AttentionBackendEnum.CUSTOM,
+        f"{StrictAttentionBackend.__module__}.{StrictAttentionBackend.__qualname__}",
+    )
+    certification = Certification(prepare)
+    seams.install_on_cuda(_linear, certification.prepare, certification.confirm)
+
+
+def _linear(
+    _layer: torch.nn.Module,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    y: torch.Tensor = torch.ops.isobatch.linear(x, weight, bias)
+    return y
+
+
+def prepare(runner: Any) -> Prepared:
+    """Certify the operators of `runner`'s model, or refuse it by `CertificationRefused`."""
+    started = time.monotonic()
+    refused = refusals(runner.vllm_config, ON_CUDA)
+    if refused:
+        raise CertificationRefused(f"this configuration is not certified: {'; '.join(refused)}")
+    work = _find_work(runner)
+    plan, path, from_cache = prove(
+        work.subjects(),
+        wanted_plan(cuda_arithmetic(work.device), SAMPLER, str(work.sampled.dtype)),
+    )
+    serving = _install(runner, work, plan)
+    torch.cuda.empty_cache()  # vLLM measures next what is left for the KV cache
+    return Prepared(plan, path, from_cache, serving, time.monotonic() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """All that must be proved of one model."""
+
+    found: Found
+    layers: list[RowOperator]
+    sampling: list[RowOperator]
+    sampled: SamplingShape
+    attentions: dict[AttentionShape, list[Any]]
+    block_size: int
+    longest: int
+    device: torch.device
+
+    def subjects(self) -> list[Subject]:
+        """Each operator once."""
+        rows = {(o.name, o.shape): row_operator(o, _SEED) for o in self.sampling}
+        layers = {(o.name, o.shape): row_operator(o, _SEED) for o in self.layers}
+        return [
+            *(self._linear(shape) for shape in self.found.linears.values()),
+            *(self._attention(shape) for shape in self.attentions),
+            *(_rows(o, partial(_proved_at_every_count, o)) for o in layers.values()),
+            *(_rows(o, partial(_proved, o)) for o in rows.values()),
+        ]
+
+    def _linear(self, shape: LinearShape) -> Subject:
+        family = family_of(torch.cuda.get_device_capability(self.device))
+        tree = linear_tree(shape.n, shape.k, shape.dtype, family)
+        return Subject(
+            ("linear", shape.name, tree.name),
+            partial(plan_linear, shape, self.device, _SEED),
+            lambda plan: reprove_linear(plan, shape, self.device, _SEED),
+        )
+
+    def _attention(self, shape: AttentionShape) -> Subject:
+        return Subject(
+            ("attention", shape.name, tree_of(shape).name),
+            partial(plan_attention, shape, self.block_size, self.device, _SEED),
+            lambda plan: reprove_attention(plan, shape, self.block_size, self.device, _SEED),
+        )
+
+
+def _rows(operator: Operator, proved: Callable[[], OperatorPlan]) -> Subject:
+    return Subject((operator.name, operator.shape, operator.tree), proved)
+
+
+def _proved(operator: Operator) -> OperatorPlan:
+    return operator_plan(certify(operator))
+
+
+def _proved_at_every_count(operator: Operator) -> OperatorPlan:
+    """Layers run inside of graphs by one kernel: there is no other to fall back on."""
+    proof = certify(operator)
+    if proof.refused:
+        name, reason = next(iter(proof.refused.items()))
+        raise CertificationRefused(f"{operator.name} {operator.shape}: {name}: {reason}")
+    return operator_plan(proof)
+
+
+def _find_work(runner: Any) -> _Work:
+    config = runner.vllm_config
+    model, scheduler = config.model_config, config.scheduler_config
+    found = cover(runner.get_model(), scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+    attentions: dict[AttentionShape, list[Any]] = {}
+    for impl in found.attentions:
+        attentions.setdefault(impl.shape(model.dtype), []).append(impl)
+    sampled = SamplingShape(model.get_vocab_size(), model.dtype, scheduler.max_num_seqs)
+    return _Work(
+        found=found,
+        layers=layer_operators(
+            found, model.dtype, model.hf_text_config.intermediate_size, runner.device
+        ),
+        sampling=sampling_operators(sampled, card_sampler(runner.device)),
+        sampled=sampled,
+        attentions=attentions,
+        block_size=config.cache_config.block_size,
+        longest=model.max_model_len,
+        device=runner.device,
+    )
+
+
+def _install(runner: Any, work: _Work, plan: Plan) -> list[HasReference]:
+    """Give linears, attention and the sampler what was admitted; returns all that now serves."""
+    plans = {(o.operator, o.shape): o for o in plan.operators}
+    serving: list[HasReference] = []
+    for weights in work.found.linears.values():
+        linear = CertifiedLinear(choice_of(plans["linear", weights.name]))
+        LINEARS.admit(weights, linear)
+        serving.append(linear)
+    multiprocessors = torch.cuda.get_device_properties(work.device).multi_processor_count
+    workspaces = [
+        allocate_workspace(shape, work.sampled.max_rows, work.longest, work.device)
+        for shape in work.attentions
+    ]
+    workspace = max(workspaces, key=torch.Tensor.numel)  # one layer runs at a time
+    for shape, impls in work.attentions.items():
+        admitted = admitted_schedules(plans["attention", shape.name], shape, work.block_size)
+        launcher = AttentionLauncher(shape, admitted, workspace, multiprocessors)
+        serving.append(launcher)
+        for impl in impls:
+            impl.launcher = launcher
+    race = card_sampler(work.device).race
+    return [*serving, *install_sampler(runner, work.sampling, plans, race)]
