@@ -1,5 +1,6 @@
 """The models that the card serves by shape alone: public configurations and drawn weights."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -78,13 +79,16 @@ def draw_weights() -> None:
     import torch
     from vllm.model_executor.model_loader import dummy_loader
 
-    def draw(model: torch.nn.Module, *_: object, **__: object) -> None:
-        for index, (name, weight) in enumerate(model.named_parameters()):
+    count = itertools.count()
+
+    def draw(layer: torch.nn.Module, *_: object, **__: object) -> None:
+        for name, weight in layer.named_parameters(recurse=False):
             if weight.dim() == 1:
                 weight.data.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
-            generator = torch.Generator(weight.device).manual_seed(index)
-            scale = 0.5 if "embed" in name else 1.2 / weight.shape[-1] ** 0.5
+            generator = torch.Generator(weight.device).manual_seed(next(count))
+            is_embedding = type(layer).__name__ == "VocabParallelEmbedding"
+            scale = 0.5 if is_embedding else 1.2 / weight.shape[-1] ** 0.5
             weight.data.normal_(0, scale, generator=generator)
 
     dummy_loader.initialize_dummy_weights = draw
