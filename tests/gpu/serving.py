@@ -8,6 +8,7 @@ has seeded weights of a real scale (vLLM's dummy weights of +-1e-3 hide every di
 """
 
 import argparse
+import hashlib
 import os
 import random
 import tempfile
@@ -109,7 +110,8 @@ def _start(options: Options, folder: Path) -> tuple[Any, dict[str, Any]]:
         )
         path, digest = str(found.path), found.digest
     else:
-        path, digest = str(write_config(options.model, folder)), f"sha256:{options.model}"
+        path = str(write_config(options.model, folder))
+        digest = f"sha256:{hashlib.sha256(options.model.encode()).hexdigest()}"
     arguments: dict[str, Any] = {"max_model_len": options.longest, "max_num_seqs": 256}
     if not is_built_in:
         arguments |= {"load_format": "dummy", "skip_tokenizer_init": True}
