@@ -7,7 +7,7 @@ Both merge by `_merge`, so the order and the roundings are the same. Launch with
 """
 
 # Triton's language: arguments are untyped, constants upper case, and as many as a launch needs.
-# ruff: noqa: ANN001, ANN201, ANN202, N803, N806, PLR0913, PLR0917, FBT003, SIM102
+# ruff: noqa: ANN001, ANN201, ANN202, N803, N806, PLR0913, PLR0915, PLR0917, FBT003, SIM102
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import triton
@@ -80,19 +80,25 @@ def _span(
     seq_len, first_position, last_position, window,
     CHUNK: tl.constexpr, KEY_TILE: tl.constexpr, WINDOWED: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """The tiles [from, to) of keys for this program: those its rows see, or its share of them."""
+    """(from, to, first chunk, chunks, sharing): tiles of keys for this program, and its rows' chunks.
+
+    The tiles [from, to) are those that its rows see, or its share of them among `sharing` programs.
+    """
+    PER: tl.constexpr = CHUNK // KEY_TILE
     low = 0
     if WINDOWED:
         low = tl.maximum(first_position - window + 1, 0) // KEY_TILE
     high = tl.cdiv(tl.minimum(last_position + 1, seq_len), KEY_TILE)
+    first = low // PER
+    chunks = tl.cdiv(high, PER) - first
+    sharing = 1
     if SPLIT:
-        PER: tl.constexpr = CHUNK // KEY_TILE
-        first = low // PER
-        share = tl.cdiv(tl.cdiv(high, PER) - first, tl.num_programs(2))
+        share = tl.cdiv(chunks, tl.num_programs(2))
+        sharing = tl.cdiv(chunks, share)
         mine = first + tl.program_id(2) * share
         low = tl.maximum(low, mine * PER)
         high = tl.minimum(high, (mine + share) * PER)
-    return low, high
+    return low, high, first, chunks, sharing
 
 
 @triton.jit
@@ -149,6 +155,32 @@ def _store_chunk(parts, slot, live, m, part, a, PADDED: tl.constexpr):
 
 
 @triton.jit
+def _fold_rows(
+    parts, slot, live, first, chunks,
+    PADDED: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Merge the chunks first .. first + chunks that programs stored for these rows, ascending.
+
+    AHEAD are loaded at a time. Reads past the first cache, which other programs do not write to.
+    """
+    m_ptr, sum_ptr, acc_ptr = parts
+    column = tl.arange(0, PADDED)
+    top = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, PADDED], tl.float32)
+    for begin in range(first, first + chunks, AHEAD):
+        for i in tl.static_range(AHEAD):
+            at = slot + begin + i
+            there = live & (begin + i < first + chunks)
+            m = tl.load(m_ptr + at, mask=there, other=-float("inf"), cache_modifier=".cg")
+            part = tl.load(sum_ptr + at, mask=there, other=0.0, cache_modifier=".cg")
+            a_at = acc_ptr + at[:, None] * PADDED + column[None, :]
+            a = tl.load(a_at, mask=there[:, None], other=0.0, cache_modifier=".cg")
+            top, total, acc = _merge(top, total, acc, m, part, a)
+    return total, acc
+
+
+@triton.jit
 def _advance(
     t, low, q, ones, page, chunk, done, sources, strides, parts, slot, live, position, table,
     seq_len, kv_head, scales, window,
@@ -187,12 +219,18 @@ def _advance(
     return page, chunk, (top, total, acc)
 
 
+@triton.jit
+def _store_rows(out, used, total, acc):
+    # + 0.0 makes one zero of two: a rescaled -0.0 may or may not have met a masked tile.
+    tl.store(out, (acc / total[:, None] + 0.0).to(out.dtype.element_ty), mask=used)
+
+
 _VARYING = ("requests", "min_query", "max_query", "window", "part_chunks", "table_row")
 
 
 @triton.jit(do_not_specialize=list(_VARYING))  # or a step of other counts would compile anew
 def walk(
-    q_ptr, k_source, v_source, out_ptr, m_ptr, sum_ptr, acc_ptr,
+    q_ptr, k_source, v_source, out_ptr, m_ptr, sum_ptr, acc_ptr, tickets_ptr,
     table_ptr, cu_query_ptr, seq_lens_ptr, exp_scale, cap_in, cap_out,
     requests, min_query, max_query, window, part_chunks,
     q_token, q_head, out_token, out_head, k_block, k_slot, k_head, v_block, v_slot, v_head,
@@ -200,12 +238,14 @@ def walk(
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr, KEY_TILE: tl.constexpr, ONES: tl.constexpr,
     ROWS: tl.constexpr, ONE_TILE: tl.constexpr, SPLIT: tl.constexpr, TMA: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr, TICKET: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles, KV heads, splits); requests of other than min_query..max_query tokens exit.
 
     ONE_TILE: a request's rows fit one tile, so the tile's number is the request's. Partial results
-    (SPLIT) go to m, sum: [requests * max_query, HEADS, part_chunks] and acc: [..., PADDED].
+    (SPLIT) go to m, sum: [requests * max_query, HEADS, part_chunks] and acc: [..., PADDED]. TICKET
+    (of ONE_TILE alone): the program that is last to store folds them, in the order of the chunks
+    whoever it is; tickets: int32 [requests, KV heads], zero before and after.
     """
     # Long rows first: a causal prefill's last tiles walk the most keys.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -223,7 +263,7 @@ def walk(
     live = token < query_len
     position = seq_len - query_len + token
     last = seq_len - query_len + tl.minimum((row0 + ROWS - 1) // GROUP, query_len - 1)
-    low, high = _span(
+    low, high, first_chunk, chunks, sharing = _span(
         seq_len, seq_len - query_len + row0 // GROUP, last, window, CHUNK, KEY_TILE, WINDOWED, SPLIT
     )
     if low >= high:
@@ -267,15 +307,23 @@ def walk(
                 KEY_TILE, ONES, ROWS, SPLIT, TMA, True, SOFTCAP, WINDOWED,
             )  # fmt: skip
     m, part, a = chunk
+    out_row = (start + token).to(tl.int64) * out_token + head * out_head
+    out = out_ptr + out_row[:, None] + column[None, :]
     if SPLIT:
         at = slot + (high - 1) * KEY_TILE // CHUNK
         _store_chunk(parts, at, live, m * exp_scale, part, a, PADDED)
+        if TICKET:
+            tl.debug_barrier()  # all of this program has stored before its ticket says so
+            mine = tickets_ptr + request * tl.num_programs(1) + kv_head
+            if tl.atomic_add(mine, 1, sem="acq_rel") == sharing - 1:
+                tl.store(mine, 0)
+                total, acc = _fold_rows(
+                    parts, slot, live, first_chunk, chunks, PADDED, ROWS, AHEAD
+                )  # fmt: skip
+                _store_rows(out, used, total, acc)
     else:
         _, total, acc = _merge(done[0], done[1], done[2], m * exp_scale, tl.max(part, 1), a)
-        # + 0.0 makes one zero of two: a rescaled -0.0 may or may not have met a masked tile.
-        y = (acc / total[:, None] + 0.0).to(out_ptr.dtype.element_ty)
-        out_row = (start + token).to(tl.int64) * out_token + head * out_head
-        tl.store(out_ptr + out_row[:, None] + column[None, :], y, mask=used)
+        _store_rows(out, used, total, acc)
 
 
 @triton.jit(do_not_specialize=list(_VARYING[1:5]))

@@ -58,8 +58,8 @@ def _prove(
     """One proof of `candidates`; of one height and fold the first that holds ends the search."""
     cache = fill_cache(shape, block_size, _LONGEST, device, seed)
     joined: Proof | None = None
-    kinds = sorted(candidates, key=lambda s: (s.rows, s.split))  # stable: preference stays
-    for _, alike in groupby(kinds, key=lambda s: (s.rows, s.split)):
+    kinds = sorted(candidates, key=_kind)  # stable: preference stays
+    for _, alike in groupby(kinds, key=_kind):
         operators = attention_operators(cache, tree_of(shape), tuple(alike), (), seed)
         rivals = tuple(schedule for o in operators for schedule in o.candidates)
         proof = certify(replace(operators[0], candidates=rivals))
@@ -67,3 +67,7 @@ def _prove(
     if joined is None:
         raise CertificationRefused(f"attention {shape}: no schedule is left to prove")
     return joined
+
+
+def _kind(schedule: AttentionSchedule) -> tuple[int, bool, bool]:
+    return schedule.rows, schedule.split, schedule.ticket

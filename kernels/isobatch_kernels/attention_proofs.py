@@ -21,7 +21,7 @@ from isobatch_kernels.attention_schedules import (
 )
 from isobatch_kernels.attention_tree import AttentionShape, AttentionTree
 from isobatch_kernels.certification import Operator, Schedule, Tensors
-from isobatch_kernels.paged_attention import PagedBatch, check_batch, run_launch
+from isobatch_kernels.paged_attention import PagedBatch, Workspace, check_batch, run_launch
 
 REQUESTS = 32  # rows of the cache that `attention.BATCHES` draws from
 
@@ -126,15 +126,35 @@ def schedule_call(
     ) -> torch.Tensor:
         batch = cache.batch(query, query_lens, seq_lens, rows)
         check_batch(cache.shape, batch)
-        slots = batch.requests * batch.max_query_len if schedule.split else 0
-        floats = max(32, partial_floats(cache.shape, tree, slots, batch.max_seq_len))
-        workspace = torch.full((floats,), torch.nan, device=query.device)
-        workspace = workspace.to(cache.key.device)
-        launch = Launch(schedule, 1, batch.max_query_len, splits if schedule.split else 1)
-        run_launch(cache.shape, tree, batch, launch, workspace)
+        launches = _launches(cache.shape, schedule, batch, splits)
+        workspace = workspace_of(cache.shape, tree, batch)
+        for launch in launches:
+            run_launch(cache.shape, tree, batch, launch, workspace)
         return batch.out
 
     return call
+
+
+def _launches(
+    shape: AttentionShape, schedule: AttentionSchedule, batch: PagedBatch, splits: int
+) -> tuple[Launch, ...]:
+    """`schedule` for every request; by ticket for those of one tile, beside the reference."""
+    longest, few = batch.max_query_len, max(1, schedule.rows // shape.group)
+    own = Launch(schedule, 1, longest, splits if schedule.split else 1)
+    if not schedule.ticket or longest <= few:
+        return (own,)
+    return Launch(REFERENCE, few + 1, longest, 1), replace(own, max_query=few)
+
+
+def workspace_of(shape: AttentionShape, tree: AttentionTree, batch: PagedBatch) -> Workspace:
+    """What any launch over `batch` needs, its floats NaN."""
+    slots = batch.requests * batch.max_query_len
+    floats = partial_floats(shape, tree, slots, batch.max_seq_len)
+    device = batch.query.device
+    return Workspace(
+        floats=torch.full((floats,), torch.nan, device=device),
+        tickets=torch.zeros(batch.requests * shape.kv_heads, dtype=torch.int32, device=device),
+    )
 
 
 def attention_operators(

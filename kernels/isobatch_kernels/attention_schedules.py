@@ -12,6 +12,10 @@ from isobatch_kernels.attention_tree import AttentionShape, AttentionTree
 FEW_ROWS = 16
 """Rows of the tile for requests of few tokens: the least an MMA instruction computes."""
 
+TICKET_CHUNKS = 64
+"""Most chunks of a context that one program folds: more of them are folded faster by a kernel with
+a program for each head."""
+
 WORKSPACE_BYTES = 256 * 1024 * 1024
 
 
@@ -19,8 +23,9 @@ WORKSPACE_BYTES = 256 * 1024 * 1024
 class AttentionSchedule:
     """`rows` (token, head) pairs a program, `warps`, load `stages`; who folds; how tiles load.
 
-    `split`: chunks go to several programs and a second kernel folds them; otherwise a program walks
-    all chunks of its rows. `tma`: tiles come as one box each (cache blocks of whole key tiles).
+    `split`: chunks go to several programs and a second kernel folds them, or, by `ticket`, the last
+    of the programs to store; otherwise a program walks all chunks of its rows. `tma`: tiles come as
+    one box each (cache blocks of whole key tiles).
     """
 
     rows: int
@@ -28,11 +33,12 @@ class AttentionSchedule:
     stages: int
     split: bool = False
     tma: bool = False
+    ticket: bool = False
 
     @property
     def name(self) -> str:
         """As plans and reports name it."""
-        kind = "split" if self.split else "fold"
+        kind = "ticket" if self.ticket else "split" if self.split else "fold"
         load = "tma" if self.tma else "pointer"
         return f"{kind}/rows-{self.rows}/warps-{self.warps}/stages-{self.stages}/{load}"
 
@@ -78,10 +84,11 @@ def schedules(
         many = [(64, 8, 3), (64, 8, 2), (32, 4, 2)]
     boxes = shape.padded_head == shape.head_size and block_size % tree.key_tile == 0
     return tuple(
-        AttentionSchedule(rows, warps, stages, split=split, tma=tma)
+        AttentionSchedule(rows, warps, stages, split=split, tma=tma, ticket=ticket)
         for rows, warps, stages in few + many
         for tma in ((True, False) if boxes and rows >= 64 else (False,))
-        for split in (False, True)
+        for split, ticket in ((False, False), (True, True), (True, False))
+        if rows == FEW_ROWS or not ticket
     )
 
 
@@ -112,6 +119,7 @@ class Chooser:
     admitted: tuple[AttentionSchedule, ...]
     multiprocessors: int
     workspace_floats: int
+    tickets: int
 
     def __post_init__(self) -> None:
         if not any(s.rows == FEW_ROWS and not s.split for s in self.admitted):
@@ -147,8 +155,9 @@ class Chooser:
         sizes = [size for size in (128, 64, 32, FEW_ROWS) if self._have(size, split=False)]
         return next((s for s in sizes if rows >= s * self.multiprocessors), sizes[-1])
 
-    def _have(self, rows: int, *, split: bool) -> AttentionSchedule | None:
-        return next((s for s in self.admitted if s.rows == rows and s.split == split), None)
+    def _have(self, rows: int, *, split: bool, ticket: bool = False) -> AttentionSchedule | None:
+        wanted = (rows, split, ticket)
+        return next((s for s in self.admitted if (s.rows, s.split, s.ticket) == wanted), None)
 
     def _launch(
         self, bounds: Bounds, queries: tuple[int, int], rows: int, programs: int, full: float
@@ -157,6 +166,8 @@ class Chooser:
         fold, split = self._have(rows, split=False), self._have(rows, split=True)
         assert fold is not None
         chunks = chunks_of(self.tree, bounds.max_seq_len)
+        if chunks <= TICKET_CHUNKS and bounds.requests * self.shape.kv_heads <= self.tickets:
+            split = self._have(rows, split=True, ticket=True) or split
         slots = bounds.requests * queries[1]
         if (
             split is None

@@ -26,6 +26,19 @@ from isobatch_kernels.attention_tree import ONES_COLUMNS, AttentionShape, Attent
 
 _LOG2_E = 1.4426950408889634
 _CHUNKS_AHEAD = 16  # that the fold loads at a time: 4 registers a chunk at a head size of 128
+_TICKET_AHEAD = 4  # likewise for a fold by ticket: 32 registers a chunk at a head size of 128
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Scratch memory of launches on one stream, for all layers in turn.
+
+    floats: float32, of one dimension; tickets: int32, of one dimension, all zero between launches.
+    Both must outlive every CUDA graph that was captured with them.
+    """
+
+    floats: torch.Tensor
+    tickets: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,24 +138,26 @@ def run_launch(
     tree: AttentionTree,
     batch: PagedBatch,
     launch: Launch,
-    workspace: torch.Tensor,
+    workspace: Workspace,
 ) -> None:
-    """Write `batch.out` for the requests of `launch`; `workspace` is float32 of one dimension.
+    """Write `batch.out` for the requests of `launch`.
 
-    Of a split launch it must hold `partial_floats`. Checks nothing else: see `check_batch`.
+    Of a split launch `workspace` must hold `partial_floats`, and of one by ticket a ticket for each
+    request and KV head. Checks nothing else: see `check_batch`.
     """
     schedule = launch.schedule
     group, rows = shape.group, schedule.rows
     one_tile = launch.max_query * group <= rows
     tiles = batch.query.shape[0] * group // rows + batch.requests
     chunks = chunks_of(tree, batch.max_seq_len)
-    parts = _partials(shape, batch.requests * launch.max_query * chunks, launch, workspace)
+    parts = _partials(shape, batch.requests * launch.max_query * chunks, launch, workspace.floats)
+    _require_tickets(batch.requests * shape.kv_heads, schedule, workspace, one_tile=one_tile)
     exp_scale, cap_in, cap_out = _scales(shape)
     windowed = shape.window > 0
     grid = (batch.requests if one_tile else tiles, shape.kv_heads, launch.splits)
     walk[grid](
         batch.query, _source(batch.key_cache, tree, schedule),
-        _source(batch.value_cache, tree, schedule), batch.out, *parts,
+        _source(batch.value_cache, tree, schedule), batch.out, *parts, workspace.tickets,
         batch.block_table, batch.cu_query_lens, batch.seq_lens, exp_scale, cap_in, cap_out,
         batch.requests, launch.min_query, launch.max_query, shape.window, chunks,
         *batch.query.stride()[:2], *batch.out.stride()[:2], *batch.key_cache.stride()[:3],
@@ -150,10 +165,10 @@ def run_launch(
         HEADS=shape.heads, GROUP=group, SIZE=shape.head_size, PADDED=shape.padded_head,
         BLOCK=batch.block_size, CHUNK=tree.chunk, KEY_TILE=tree.key_tile, ONES=ONES_COLUMNS,
         ROWS=rows, ONE_TILE=one_tile, SPLIT=schedule.split, TMA=schedule.tma,
-        SOFTCAP=shape.softcap > 0, WINDOWED=windowed,
+        SOFTCAP=shape.softcap > 0, WINDOWED=windowed, TICKET=schedule.ticket, AHEAD=_TICKET_AHEAD,
         num_warps=schedule.warps, num_stages=schedule.stages, enable_fp_fusion=False,
     )  # fmt: skip
-    if schedule.split:
+    if schedule.split and not schedule.ticket:
         fold[(batch.requests * launch.max_query, shape.heads)](
             batch.out, *parts, batch.cu_query_lens, batch.seq_lens,
             launch.min_query, launch.max_query, shape.window, chunks, *batch.out.stride()[:2],
@@ -161,6 +176,16 @@ def run_launch(
             WINDOWED=windowed, AHEAD=_CHUNKS_AHEAD,
             num_warps=1, num_stages=1, enable_fp_fusion=False,
         )  # fmt: skip
+
+
+def _require_tickets(
+    needed: int, schedule: AttentionSchedule, workspace: Workspace, *, one_tile: bool
+) -> None:
+    if schedule.ticket and not (one_tile and workspace.tickets.numel() >= needed):
+        raise ValueError(
+            f"{schedule.name} needs requests of one tile each and {needed} tickets, not "
+            f"{workspace.tickets.numel()}"
+        )
 
 
 def _scales(shape: AttentionShape) -> tuple[float, float, float]:
@@ -217,22 +242,24 @@ class AttentionLauncher:
         self,
         shape: AttentionShape,
         admitted: tuple[AttentionSchedule, ...],
-        workspace: torch.Tensor,
+        workspace: Workspace,
         multiprocessors: int,
     ) -> None:
-        """`workspace`: float32, one dimension, on the device; one may serve all layers in turn.
-
-        It must outlive every CUDA graph that was captured with it. `admitted` are the schedules
-        that certification let pass, in order of preference.
-        """
-        if workspace.dtype != torch.float32 or workspace.dim() != 1:
-            raise ValueError(f"workspace is {workspace.dtype}{tuple(workspace.shape)}")
+        """`admitted` are the schedules that certification let pass, in order of preference."""
+        floats, tickets = workspace.floats, workspace.tickets
+        if (floats.dtype, tickets.dtype) != (torch.float32, torch.int32):
+            raise ValueError(f"workspace is of {floats.dtype} and {tickets.dtype}")
         self.shape = shape
         self.tree = tree_of(shape)
         self.reference_only = False
         self._workspace = workspace
         self._chooser = Chooser(
-            shape, self.tree, admitted, multiprocessors, workspace_floats=workspace.numel()
+            shape,
+            self.tree,
+            admitted,
+            multiprocessors,
+            workspace_floats=floats.numel(),
+            tickets=tickets.numel(),
         )
 
     def __call__(self, batch: PagedBatch) -> None:
@@ -255,10 +282,15 @@ class AttentionLauncher:
 
 def allocate_workspace(
     shape: AttentionShape, max_requests: int, max_seq_len: int, device: torch.device
-) -> torch.Tensor:
+) -> Workspace:
     """Workspace for splits of decodes of up to `max_requests`, within `WORKSPACE_BYTES`."""
+    tickets = max_requests * shape.kv_heads
     floats = partial_floats(shape, tree_of(shape), max_requests, max_seq_len)
-    return torch.empty(min(floats, WORKSPACE_BYTES // 4), dtype=torch.float32, device=device)
+    most = WORKSPACE_BYTES // 4 - tickets
+    return Workspace(
+        floats=torch.empty(min(floats, most), dtype=torch.float32, device=device),
+        tickets=torch.zeros(tickets, dtype=torch.int32, device=device),
+    )
 
 
 def attention_reference(shape: AttentionShape, batch: PagedBatch) -> torch.Tensor:

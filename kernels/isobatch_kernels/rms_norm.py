@@ -1,9 +1,9 @@
 """Performs RMSNorm (Zhang and Sennrich 2019), plain and after adding a residual, one row a program.
 
-The tree of a row: the columns in blocks of `BLOCK` summed element by element in order, then one
-reduction inside the program. It depends on the row's length alone: `BLOCK` and `WARPS` are fixed,
-since autotuning would let the batch pick the order (as a block size by the number of tokens did in
-vLLM, its issue 48271).
+The tree of a row: the columns in blocks summed element by element in order, then one reduction
+inside the program. It depends on the row's length alone: block and warps follow from it by a
+committed rule, since autotuning would let the batch pick the order (as a block size by the number
+of tokens did in vLLM, its issue 48271).
 """
 
 # Triton's language: arguments are untyped, constants upper case, and as many as a launch needs.
@@ -16,9 +16,20 @@ import triton.language as tl
 
 from isobatch_kernels.row_checks import check_rows, settle_rows
 
-BLOCK = 1024
-WARPS = 4
-TREE = f"rms-norm/block-{BLOCK}/warps-{WARPS}/v1"
+_MOST_COLUMNS = 8192  # of a block: 16 a thread of 16 warps, kept in registers between the passes
+_COLUMNS_PER_WARP = 512
+
+
+def block_of(width: int) -> tuple[int, int]:
+    """(columns of a block, warps) for rows of `width`. Changing it changes bits."""
+    block = min(_MOST_COLUMNS, triton.next_power_of_2(width))
+    return block, max(1, block // _COLUMNS_PER_WARP)
+
+
+def tree_name(width: int) -> str:
+    """As plans and fingerprints write it."""
+    block, warps = block_of(width)
+    return f"rms-norm/block-{block}/warps-{warps}/v2"
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -31,11 +42,13 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
 @triton.jit
 def _rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, y_ptr, kept_ptr, heads, x_token, x_head, residual_row, y_row,
-    columns, eps, ADD: tl.constexpr, BLOCK: tl.constexpr,
+    columns, eps, ADD: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
+    """WHOLE: a block holds the row, which then is read once."""
     row = tl.program_id(0).to(tl.int64)
     x_at = x_ptr + row // heads * x_token + row % heads * x_head
     total = tl.zeros([BLOCK], tl.float32)
+    x = tl.zeros([BLOCK], tl.float32)
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
         used = column < columns
@@ -48,16 +61,18 @@ def _rms_norm_kernel(
             x = kept.to(tl.float32)
         total = tl.fma(x, x, total)
     scale = tl.rsqrt(tl.sum(total, axis=0) / columns + eps)
-    # A lane may read below what another wrote above: layouts of loads and stores can differ.
-    tl.debug_barrier()
+    if not WHOLE:
+        # A lane may read below what another wrote above: layouts of loads and stores can differ.
+        tl.debug_barrier()
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
         used = column < columns
-        if ADD:
-            at = kept_ptr + row * y_row + column
-        else:
-            at = x_at + column
-        x = tl.load(at, mask=used, other=0.0).to(tl.float32)
+        if not WHOLE:
+            if ADD:
+                at = kept_ptr + row * y_row + column
+            else:
+                at = x_at + column
+            x = tl.load(at, mask=used, other=0.0).to(tl.float32)
         weight = tl.load(weight_ptr + column, mask=used, other=0.0).to(tl.float32)
         y = (x * scale * weight).to(y_ptr.dtype.element_ty)
         tl.store(y_ptr + row * y_row + column, y, mask=used)
@@ -118,7 +133,9 @@ def _launch(
     other = x if residual is None else settle_rows(residual)
     y, kept = outputs
     heads = x.shape[1] if x.dim() == 3 else 1
+    block, warps = block_of(width)
     _rms_norm_kernel[(rows,)](
         x, other, weight, y, kept, heads, x.stride(0), x.stride(-2), other.stride(0), width, width,
-        eps, ADD=residual is not None, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False,
+        eps, ADD=residual is not None, BLOCK=block, WHOLE=width <= block, num_warps=warps,
+        enable_fp_fusion=False,
     )  # fmt: skip

@@ -87,13 +87,13 @@ def _kernels(
     return (
         (
             "rms_norm",
-            rms_norm.TREE,
+            rms_norm.tree_name(shapes.hidden),
             lambda x: (rms_norm.rms_norm(x, weight, 1e-6),),
             values(shapes.hidden),
         ),
         (
             "add_rms_norm",
-            rms_norm.TREE,
+            rms_norm.tree_name(shapes.hidden),
             lambda x, residual: rms_norm.add_rms_norm(x, residual, weight, 1e-6),
             values(shapes.hidden, 2),
         ),

@@ -30,7 +30,7 @@ from isobatch_kernels.attention_schedules import (
 from isobatch_kernels.attention_tree import AttentionShape, AttentionTree, tree_of
 from isobatch_kernels.bits import as_bits
 from isobatch_kernels.certification import CertificationRefused, certify
-from isobatch_kernels.paged_attention import PagedBatch, run_launch
+from isobatch_kernels.paged_attention import PagedBatch, Workspace, run_launch
 
 from tests.gpu.stopwatch import Call, Deadline, facts, medians, save, say
 
@@ -163,7 +163,10 @@ def our_calls(
         if launch.schedule.split:
             slots = batches[0].requests * launch.max_query
             floats = max(floats, partial_floats(shape, tree, slots, batches[0].max_seq_len))
-    workspace = torch.empty(floats, dtype=torch.float32, device="cuda")
+    workspace = Workspace(
+        torch.empty(floats, dtype=torch.float32, device="cuda"),
+        torch.zeros(batches[0].requests * shape.kv_heads, dtype=torch.int32, device="cuda"),
+    )
 
     def call(batch: PagedBatch) -> None:
         for launch in launches:
@@ -209,7 +212,7 @@ def contenders(
     shape, tree, first = setting.shape, tree_of(setting.shape), batches[0]
     decode = first.max_query_len == 1
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    chooser = Chooser(shape, tree, admitted, multiprocessors, 64 << 20)
+    chooser = Chooser(shape, tree, admitted, multiprocessors, 64 << 20, 4096)
     bounds = Bounds(first.requests, first.query.shape[0], first.max_query_len, first.max_seq_len)
     chosen = list(chooser.launches(bounds))
     found = {"choice": our_calls(shape, tree, batches, chosen)}

@@ -18,7 +18,7 @@ from isobatch_kernels.attention_tree import AttentionShape, AttentionTree, tree_
 
 LLAMA = AttentionShape(32, 8, 128, torch.bfloat16, scale=128**-0.5)
 CHOOSER = Chooser(
-    LLAMA, tree_of(LLAMA), schedules(LLAMA, tree_of(LLAMA), 64), 132, WORKSPACE_BYTES // 4
+    LLAMA, tree_of(LLAMA), schedules(LLAMA, tree_of(LLAMA), 64), 132, WORKSPACE_BYTES // 4, 2048
 )
 
 

@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from isobatch_kernels import paged_attention
-from isobatch_kernels.attention_schedules import AttentionSchedule, Launch, partial_floats
+from isobatch_kernels.attention_proofs import workspace_of
+from isobatch_kernels.attention_schedules import AttentionSchedule, Launch
 from isobatch_kernels.attention_tree import AttentionShape, AttentionTree
 from isobatch_kernels.bits import same_bits
 from isobatch_kernels.paged_attention import (
     AttentionLauncher,
     PagedBatch,
+    Workspace,
     attention_reference,
     run_launch,
 )
@@ -19,6 +21,7 @@ import tests.kernels.interpreter  # noqa: F401  # mends the interpreter
 
 TREE = AttentionTree(chunk=64, key_tile=16)  # small tiles: many chunks of few keys
 FOLD = AttentionSchedule(rows=16, warps=4, stages=2)
+TICKET = AttentionSchedule(16, 4, 2, split=True, ticket=True)
 LLAMA = AttentionShape(4, 2, 32, torch.bfloat16, scale=32**-0.5)
 
 
@@ -83,11 +86,10 @@ def attend(
     tree: AttentionTree = TREE,
 ) -> torch.Tensor:
     batch = replace(batch, out=torch.full_like(batch.query, torch.nan))
-    slots = batch.requests * batch.max_query_len
-    floats = partial_floats(shape, tree, slots, batch.max_seq_len) if schedule.split else 1
-    workspace = torch.full((floats,), torch.nan)
     launch = Launch(schedule, 1, batch.max_query_len, splits)
+    workspace = workspace_of(shape, tree, batch)
     run_launch(shape, tree, batch, launch, workspace)
+    assert not workspace.tickets.any()
     return batch.out
 
 
@@ -152,7 +154,7 @@ def test_every_schedule_has_the_bits_of_the_reference(
 
 
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]])
-@pytest.mark.parametrize("schedule", [FOLD, AttentionSchedule(16, 4, 2, split=True)])
+@pytest.mark.parametrize("schedule", [FOLD, AttentionSchedule(16, 4, 2, split=True), TICKET])
 def test_token_decoded_alone_has_the_bits_it_has_in_a_prefill(
     shape: AttentionShape, schedule: AttentionSchedule
 ) -> None:
@@ -162,6 +164,22 @@ def test_token_decoded_alone_has_the_bits_it_has_in_a_prefill(
     for position in (0, 15, 16, 63, 64, 127, 128, 131):
         alone = attend(shape, token(batch, 1, position), schedule, splits=2)
         assert same_bits(alone, prefill[3 + position : 4 + position]), position
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 9])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_last_to_store_folds_to_the_bits_of_the_reference(
+    shape: AttentionShape, splits: int
+) -> None:
+    lengths = [(1, 300), (3, 5), (1, 64), (0, 0), (2, 190)]
+    wanted = attend(shape, paged_batch(shape, lengths))
+
+    assert same_bits(attend(shape, paged_batch(shape, lengths), TICKET, splits), wanted)
+
+
+def test_tickets_are_refused_where_a_request_has_several_tiles() -> None:
+    with pytest.raises(ValueError, match="requests of one tile each and 2 tickets"):
+        attend(LLAMA, paged_batch(LLAMA, [(40, 40)]), TICKET)
 
 
 @pytest.mark.parametrize("boundary", [1, 50, 64])
@@ -193,8 +211,12 @@ def test_neighbours_and_requests_without_tokens_do_not_reach_the_bits() -> None:
     assert same_bits(attend(LLAMA, batch, AttentionSchedule(32, 4, 2))[1:3], alone)
 
 
+def scratch() -> Workspace:
+    return Workspace(torch.full((200_000,), torch.nan), torch.zeros(64, dtype=torch.int32))
+
+
 def launcher(shape: AttentionShape, admitted: tuple[AttentionSchedule, ...]) -> AttentionLauncher:
-    return AttentionLauncher(shape, admitted, torch.full((200_000,), torch.nan), 16)
+    return AttentionLauncher(shape, admitted, scratch(), 16)
 
 
 def test_launcher_gives_one_answer_by_any_admitted_schedules() -> None:
@@ -202,14 +224,14 @@ def test_launcher_gives_one_answer_by_any_admitted_schedules() -> None:
     shape = replace(LLAMA, heads=8, kv_heads=1)
     lengths = [(1, 300), (20, 20), (1, 5), (2, 290)]
     answers = []
-    for admitted in ((FOLD,), (FOLD, split), (FOLD, split, AttentionSchedule(32, 4, 2))):
+    others = ((split,), (TICKET,), (split, AttentionSchedule(32, 4, 2)))
+    for admitted in ((FOLD,), *((FOLD, *other) for other in others)):
         batch = paged_batch(shape, lengths)
         launcher(shape, admitted)(batch)
         answers.append(batch.out)
 
     assert not answers[0].isnan().any()
-    assert same_bits(answers[1], answers[0])
-    assert same_bits(answers[2], answers[0])
+    assert all(same_bits(answer, answers[0]) for answer in answers[1:])
 
 
 def _int64(x: torch.Tensor) -> torch.Tensor:

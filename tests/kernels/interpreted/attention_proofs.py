@@ -15,12 +15,12 @@ from isobatch_kernels.attention_proofs import (
     attention_operators,
     fill_cache,
     schedule_call,
+    workspace_of,
 )
 from isobatch_kernels.attention_schedules import (
     AttentionSchedule,
     Launch,
     chunks_of,
-    partial_floats,
 )
 from isobatch_kernels.attention_tree import AttentionShape, AttentionTree
 from isobatch_kernels.certification import Proof, Schedule, Tensors, certify
@@ -96,15 +96,15 @@ def test_fold_in_another_order_is_refused(cache: FilledCache) -> None:
     def run(*inputs: torch.Tensor) -> Tensors:
         batch = cache.batch(*inputs)
         slots = batch.requests * batch.max_query_len
-        floats = partial_floats(SHAPE, TREE, slots, batch.max_seq_len)
-        workspace = torch.full((floats,), torch.nan)
-        run_launch(SHAPE, TREE, batch, Launch(SPLIT, 1, batch.max_query_len, 2), workspace)
+        scratch = workspace_of(SHAPE, TREE, batch)
+        run_launch(SHAPE, TREE, batch, Launch(SPLIT, 1, batch.max_query_len, 2), scratch)
         rows = slots * SHAPE.heads
         cells = rows * chunks_of(TREE, batch.max_seq_len)
         start = -(-cells // 32) * 32
         seen = batch.seq_lens[:1] - inputs[1][:1] + 1 + torch.arange(batch.max_query_len)
         chunks = ((seen - 1) // TREE.chunk + 1).repeat_interleave(SHAPE.heads).to(torch.int32)
-        parts = workspace, workspace[start:], workspace[2 * start :]
+        floats = scratch.floats
+        parts = floats, floats[start:], floats[2 * start :]
         count = chunks_of(TREE, batch.max_seq_len)
         # The batches with one request alone are folded backwards: one is enough to be refused.
         if batch.requests == 1:

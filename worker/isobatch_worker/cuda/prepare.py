@@ -17,7 +17,7 @@ from isobatch_kernels.certification import CertificationRefused, Operator, certi
 from isobatch_kernels.exponential import SAMPLER
 from isobatch_kernels.linear_plan import LinearShape, choice_of, plan_linear, reprove_linear
 from isobatch_kernels.matmul_schedules import CertifiedLinear
-from isobatch_kernels.paged_attention import AttentionLauncher, allocate_workspace
+from isobatch_kernels.paged_attention import AttentionLauncher, Workspace, allocate_workspace
 from isobatch_kernels.plan import OperatorPlan, Plan, operator_plan
 from isobatch_kernels.rows import RowOperator, row_operator
 from isobatch_kernels.tree import family_of, linear_tree
@@ -167,11 +167,7 @@ def _install(runner: Any, work: _Work, plan: Plan) -> list[HasReference]:
         LINEARS.admit(weights, linear)
         serving.append(linear)
     multiprocessors = torch.cuda.get_device_properties(work.device).multi_processor_count
-    workspaces = [
-        allocate_workspace(shape, work.sampled.max_rows, work.longest, work.device)
-        for shape in work.attentions
-    ]
-    workspace = max(workspaces, key=torch.Tensor.numel)  # one layer runs at a time
+    workspace = _workspace(work)
     for shape, impls in work.attentions.items():
         admitted = admitted_schedules(plans["attention", shape.name], shape, work.block_size)
         launcher = AttentionLauncher(shape, admitted, workspace, multiprocessors)
@@ -180,3 +176,15 @@ def _install(runner: Any, work: _Work, plan: Plan) -> list[HasReference]:
             impl.launcher = launcher
     race = card_sampler(work.device).race
     return [*serving, *install_sampler(runner, work.sampling, plans, race)]
+
+
+def _workspace(work: _Work) -> Workspace:
+    """One for all shapes of attention: one layer runs at a time."""
+    each = [
+        allocate_workspace(shape, work.sampled.max_rows, work.longest, work.device)
+        for shape in work.attentions
+    ]
+    return Workspace(
+        floats=max((w.floats for w in each), key=torch.Tensor.numel),
+        tickets=max((w.tickets for w in each), key=torch.Tensor.numel),
+    )
