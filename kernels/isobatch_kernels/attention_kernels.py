@@ -80,7 +80,7 @@ def _span(
     seq_len, first_position, last_position, window,
     CHUNK: tl.constexpr, KEY_TILE: tl.constexpr, WINDOWED: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """(from, to, first chunk, chunks, sharing): tiles of keys for this program, and its rows' chunks.
+    """(from, to, first chunk, chunks, sharing): this program's tiles of keys, its rows' chunks.
 
     The tiles [from, to) are those that its rows see, or its share of them among `sharing` programs.
     """

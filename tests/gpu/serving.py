@@ -46,7 +46,8 @@ class Options:
     out: Path
     budget: float
     loads: bool
-    rounds: int
+    watched: int
+    runs: int
     longest: int
 
 
@@ -70,13 +71,12 @@ def main() -> None:
         }
         record = Record(options.out / f"serving-{name}-{options.pool}.json", facts)
         record.save()
-        steps: list[tuple[str, Any]] = [
-            (f"bits of round {n}", partial(bits, llm, n, options.longest))
-            for n in range(options.rounds)
-        ]
+        steps: list[tuple[str, Any]] = []
         if options.loads:
             loads = [load for load in LOADS if sum(load[1:]) <= options.longest]
-            steps[1:1] = [(f"load {load}", partial(speed, llm, load)) for load in loads]
+            steps += [(f"load {load}", partial(speed, llm, load)) for load in loads]
+            steps.append(("kernels of a decode of 8", partial(kernels, llm)))
+        steps.append(("bits", partial(bits, llm, options, budget)))
         for label, step in steps:
             if budget.is_spent():
                 record.data[label] = "not run: the budget was spent"
@@ -93,7 +93,8 @@ def _options() -> Options:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--budget", type=float, default=300)
     parser.add_argument("--no-loads", dest="loads", action="store_false")
-    parser.add_argument("--rounds", type=int, default=1, help="of bits, each with other prompts")
+    parser.add_argument("--watched", type=int, default=16, help="requests whose bits are compared")
+    parser.add_argument("--runs", type=int, default=4, help="times they are served among others")
     parser.add_argument("--longest", type=int, default=4096)
     return Options(**vars(parser.parse_args()))
 
@@ -187,43 +188,61 @@ def speed(llm: Any, load: tuple[int, int, int]) -> dict[str, float]:
     return {"seconds": best, "tokens_per_second": requests * tokens_out / best}
 
 
-def bits(llm: Any, number: int, longest: int) -> dict[str, Any]:
-    """Watched requests alone, then among crowds: pairs compared, and outputs that moved."""
+def kernels(llm: Any) -> list[tuple[str, int, float]]:
+    """(kernel, launches, microseconds in all) of 8 requests of 64 tokens, the longest first."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
     from vllm import SamplingParams
 
-    draw = random.Random(f"bits {number}")
-    short, long = 100, min(700, longest - 80)
-    watched = [*_prompts(draw, 8, short), *_prompts(draw, 8, long)]
-    greedy = {"max_tokens": 64, "ignore_eos": True, "detokenize": False, "logprobs": 0}
-    params = [
-        SamplingParams(temperature=float(i % 2), seed=1000 + i, **greedy)
-        for i in range(len(watched))
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, detokenize=False)
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        llm.generate(_prompts(random.Random("kernels"), 8, 64), params, use_tqdm=False)
+        torch.cuda.synchronize()
+    found = [(e.key[:120], e.count, e.device_time_total) for e in seen.key_averages()]
+    return sorted(found, key=lambda kernel: -kernel[2])[:25]
+
+
+def bits(llm: Any, options: Options, budget: Any) -> dict[str, Any]:
+    """Watched requests alone, then among crowds: pairs compared, and outputs that moved."""
+    draw = random.Random(f"bits of {options.model}")
+    long = min(700, options.longest - 80)
+    watched = [
+        (*_prompts(draw, 1, long if n % 4 == 1 else draw.randrange(20, 200)), _params(draw, n))
+        for n in range(options.watched)
     ]
-    alone = [
-        _bits(llm.generate([p], s, use_tqdm=False)[0]) for p, s in zip(watched, params, strict=True)
-    ]
-    found: dict[str, Any] = {"pairs": 0, "tokens moved": 0, "logprobs moved": 0}
-    for crowd in CROWDS:
-        others = [
-            p for size in (20, 300, min(900, long)) for p in _prompts(draw, crowd // 3 + 1, size)
-        ]
-        sampled = [
-            SamplingParams(
-                temperature=draw.choice((0.0, 1.0)), seed=draw.randrange(2**40), **greedy
-            )
-            for _ in others
-        ]
-        requests = [*zip(watched, params, strict=True), *zip(others, sampled, strict=True)]
-        order = list(range(len(requests)))
-        draw.shuffle(order)
-        if crowd == CROWDS[1]:
-            llm.reset_prefix_cache()  # cold once more, beside the warm rounds
-        outputs = llm.generate(
-            [requests[i][0] for i in order], [requests[i][1] for i in order], use_tqdm=False
-        )
-        got = {i: _bits(o) for i, o in zip(order, outputs, strict=True)}
-        _compare(found, alone, [got[i] for i in range(len(watched))], f"among {crowd}")
+    alone = [_bits(llm.generate([p], s, use_tqdm=False)[0]) for p, s in watched]
+    found: dict[str, Any] = {"pairs": 0, "tokens moved": 0, "logprobs moved": 0, "runs": 0}
+    for run in range(options.runs):
+        if budget.is_spent():
+            break
+        if run % 2:
+            llm.reset_prefix_cache()  # cold every other time
+        crowd = CROWDS[run % len(CROWDS)]
+        lengths = [draw.choice((20, 300, min(900, long))) for _ in range(crowd)]
+        others = [(*_prompts(draw, 1, size), _params(draw, draw.randrange(99))) for size in lengths]
+        _compare(found, alone, _served(llm, [*watched, *others], draw), f"run {run} among {crowd}")
+        found["runs"] += 1
     return found
+
+
+def _params(draw: random.Random, number: int) -> Any:
+    """Greedy for even numbers, at temperature 1 for odd ones."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=float(number % 2), seed=draw.randrange(2**40),
+        max_tokens=64, ignore_eos=True, detokenize=False, logprobs=0,
+    )  # fmt: skip
+
+
+def _served(llm: Any, requests: list[tuple[Any, Any]], draw: random.Random) -> list[Bits]:
+    """The bits of `requests`, all at once and in a drawn order."""
+    order = list(range(len(requests)))
+    draw.shuffle(order)
+    prompts, params = zip(*(requests[i] for i in order), strict=True)
+    outputs = llm.generate(list(prompts), list(params), use_tqdm=False)
+    got = dict(zip(order, map(_bits, outputs), strict=True))
+    return [got[i] for i in range(len(requests))]
 
 
 def _bits(output: Any) -> Bits:
@@ -234,8 +253,9 @@ def _bits(output: Any) -> Bits:
 
 def _compare(found: dict[str, Any], wanted: Sequence[Bits], got: Sequence[Bits], how: str) -> None:
     found["pairs"] += sum(len(ids) for ids, _ in wanted)
-    moved = sum(a[0] != b[0] for a, b in zip(wanted, got, strict=True))
-    logprobs = sum(a[1] != b[1] for a, b in zip(wanted, got, strict=True))
+    pairs = list(zip(wanted, got[: len(wanted)], strict=True))
+    moved = sum(a[0] != b[0] for a, b in pairs)
+    logprobs = sum(a[1] != b[1] for a, b in pairs)
     found["tokens moved"] += moved
     found["logprobs moved"] += logprobs
     if moved or logprobs:
