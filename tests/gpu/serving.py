@@ -49,6 +49,7 @@ class Options:
     watched: int
     runs: int
     longest: int
+    cache_gib: float
 
 
 def main() -> None:
@@ -96,6 +97,7 @@ def _options() -> Options:
     parser.add_argument("--watched", type=int, default=16, help="requests whose bits are compared")
     parser.add_argument("--runs", type=int, default=4, help="times they are served among others")
     parser.add_argument("--longest", type=int, default=4096)
+    parser.add_argument("--cache-gib", type=float, default=0, help="KV cache beside other runs")
     return Options(**vars(parser.parse_args()))
 
 
@@ -116,6 +118,8 @@ def _start(options: Options, folder: Path) -> tuple[Any, dict[str, Any]]:
     arguments: dict[str, Any] = {"max_model_len": options.longest, "max_num_seqs": 256}
     if not is_built_in:
         arguments |= {"load_format": "dummy", "skip_tokenizer_init": True}
+    if options.cache_gib:
+        arguments["kv_cache_memory_bytes"] = int(options.cache_gib * 2**30)
     report = folder / "numerics.json"
     _environment(options, path, digest, report)
     if options.pool == "strict":
