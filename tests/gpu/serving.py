@@ -118,6 +118,7 @@ def _start(options: Options, folder: Path) -> tuple[Any, dict[str, Any]]:
     arguments: dict[str, Any] = {"max_model_len": options.longest, "max_num_seqs": 256}
     if not is_built_in:
         arguments |= {"load_format": "dummy", "skip_tokenizer_init": True}
+    arguments["gpu_memory_utilization"] = 0.05 if options.cache_gib else 0.85
     if options.cache_gib:
         arguments["kv_cache_memory_bytes"] = int(options.cache_gib * 2**30)
     report = folder / "numerics.json"
@@ -131,7 +132,7 @@ def _start(options: Options, folder: Path) -> tuple[Any, dict[str, Any]]:
         draw_weights()
     from vllm import LLM
 
-    llm = LLM(path, gpu_memory_utilization=0.85, disable_log_stats=True, **arguments)
+    llm = LLM(path, disable_log_stats=True, **arguments)
     cache = llm.llm_engine.vllm_config.cache_config
     ready: dict[str, Any] = {
         "kv_cache_tokens": (cache.num_gpu_blocks or 0) * cache.block_size,
@@ -209,7 +210,7 @@ def kernels(llm: Any) -> list[tuple[str, int, float]]:
 def bits(llm: Any, options: Options, budget: Any) -> dict[str, Any]:
     """Watched requests alone, then among crowds: pairs compared, and outputs that moved."""
     draw = random.Random(f"bits of {options.model}")
-    long = min(700, options.longest - 80)
+    long = min(3000, options.longest - 80)
     watched = [
         (*_prompts(draw, 1, long if n % 4 == 1 else draw.randrange(20, 200)), _params(draw, n))
         for n in range(options.watched)

@@ -37,8 +37,10 @@ def cover(model: torch.nn.Module, max_tokens: int, max_requests: int) -> Found:
     """
     found = Found()
     unknown: set[str] = set()
+    head = getattr(model, "lm_head", None)
     for module in model.modules():
-        reason = _add(found, module, max_tokens, max_requests)
+        limit = max_requests if module is head else max_tokens
+        reason = _add(found, module, limit, is_head=module is head)
         if reason is not None:
             unknown.add(reason)
     if unknown:
@@ -49,7 +51,7 @@ def cover(model: torch.nn.Module, max_tokens: int, max_requests: int) -> Found:
     return found
 
 
-def _add(found: Found, module: torch.nn.Module, max_tokens: int, max_requests: int) -> str | None:
+def _add(found: Found, module: torch.nn.Module, max_rows: int, *, is_head: bool) -> str | None:
     """Add `module` to `found`; its name where it is not covered."""
     kind = type(module)
     name = f"{kind.__module__}.{kind.__name__}"
@@ -59,9 +61,9 @@ def _add(found: Found, module: torch.nn.Module, max_tokens: int, max_requests: i
         found.attentions.append(module.impl)  # type: ignore[arg-type]  # ours, or it is refused
         return None if isinstance(module.impl, StrictAttention) else name
     if type(getattr(module, "quant_method", None)).__name__ in _LINEAR_METHODS:
-        if kind.__name__ != "VocabParallelEmbedding":
-            is_head = kind.__name__ == "ParallelLMHead"
-            _add_linear(found, module, max_requests if is_head else max_tokens)
+        # An embedding looks rows up; one whose weight is also the head's is a linear too.
+        if is_head or kind.__name__ != "VocabParallelEmbedding":
+            _add_linear(found, module, max_rows)
         return None
     is_leaf = next(module.children(), None) is None
     return name if is_leaf and kind.__name__ not in EXACT else None
