@@ -11,7 +11,7 @@ from isobatch_kernels.attention_tree import AttentionShape, tree_of
 from isobatch_kernels.certification import CertificationRefused, Proof, certify, join
 from isobatch_kernels.plan import OperatorPlan, operator_plan
 
-_LONGEST = 640  # keys of the longest request of `attention.BATCHES`
+_LONGEST = 1536  # keys of the longest request: some chunks of any tree
 
 
 def plan_attention(

@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from isobatch_kernels.attention import AttentionCall, PagedAttention, attention_operator
+from isobatch_kernels.attention import (
+    REQUESTS,
+    AttentionCall,
+    PagedAttention,
+    attention_operator,
+    draw_keys_and_values,
+)
 from isobatch_kernels.attention_schedules import (
     REFERENCE,
     AttentionSchedule,
@@ -22,8 +28,6 @@ from isobatch_kernels.attention_schedules import (
 from isobatch_kernels.attention_tree import AttentionShape, AttentionTree
 from isobatch_kernels.certification import Operator, Schedule, Tensors
 from isobatch_kernels.paged_attention import PagedBatch, Workspace, check_batch, run_launch
-
-REQUESTS = 32  # rows of the cache that `attention.BATCHES` draws from
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +71,11 @@ class FilledCache:
 def fill_cache(
     shape: AttentionShape, block_size: int, max_seq_len: int, device: torch.device, seed: int
 ) -> FilledCache:
-    """A cache whose requests take turns to be plain, of a wide range, and cancelling two ways.
-
-    Outputs in a short dtype hide most differences of a float32 sum: about one in 200,000 shows on
-    random values (measured), so half of the requests hold values that cancel.
-    """
+    """A cache of `draw_keys_and_values`, its blocks in any order."""
     generator = torch.Generator().manual_seed(seed)
     per_request = -(-max_seq_len // block_size)
-    slots = per_request * block_size
-    key = torch.randn(REQUESTS, slots, shape.kv_heads, shape.head_size, generator=generator)
-    value = torch.randn(REQUESTS, slots, shape.kv_heads, shape.head_size, generator=generator)
-    value[1::4] *= torch.exp(1.5 * torch.randn(value[1::4].shape[:3], generator=generator))[
-        ..., None
-    ]
-    for first, apart in ((2, min(24, max_seq_len // 3)), (3, max_seq_len // 3)):
-        _cancel(key[first::4], value[first::4], apart, 2 * max_seq_len // 3)
+    size = (REQUESTS, per_request * block_size, shape.kv_heads, shape.head_size)
+    key, value = draw_keys_and_values(size, max_seq_len, generator)
     used = REQUESTS * per_request
     order = torch.randperm(used + 8, generator=generator)
     packed = torch.full(
@@ -97,20 +91,6 @@ def fill_cache(
         table=order[:used].reshape(REQUESTS, per_request).to(torch.int32).to(device),
         max_seq_len=max_seq_len,
     )
-
-
-def _cancel(key: torch.Tensor, value: torch.Tensor, apart: int, until: int) -> None:
-    """Make the tokens before `until` pairs, `apart` tokens apart, of one key and opposite values.
-
-    The values are large: to a query past `until` they leave their rounding errors alone, beside
-    the small values that follow. Near pairs cancel inside a chunk, far ones across chunks.
-    """
-    for start in range(0, until - 2 * apart + 1, 2 * apart):
-        one, other = slice(start, start + apart), slice(start + apart, start + 2 * apart)
-        value[:, one] *= 2.0**12
-        value[:, one].clamp_(-(2.0**15), 2.0**15)
-        value[:, other] = -value[:, one]
-        key[:, other] = key[:, one]
 
 
 def schedule_call(

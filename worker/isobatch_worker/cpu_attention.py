@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from isobatch_kernels.attention import PagedAttention
+from isobatch_kernels.attention import REQUESTS, PagedAttention, draw_keys_and_values
 from vllm import _custom_ops as ops
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-
-_REQUESTS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +45,14 @@ def shape_of(impl: Any, block_size: int, dtype: torch.dtype) -> AttentionShape:
 
 
 def paged_attention(shape: AttentionShape, max_seq_len: int, seed: int) -> PagedAttention:
-    """`shape` with a cache of 32 requests of random keys and values behind it."""
-    longest = min(max_seq_len, 640)
-    blocks = -(-longest // shape.block_size)
-    table = torch.randperm(_REQUESTS * blocks, generator=torch.Generator().manual_seed(seed)).to(
+    """`shape` with a cache of requests of `max_seq_len` tokens behind it."""
+    blocks = -(-max_seq_len // shape.block_size)
+    table = torch.randperm(REQUESTS * blocks, generator=torch.Generator().manual_seed(seed)).to(
         torch.int32
     )
-    table = table.view(_REQUESTS, blocks)
+    table = table.view(REQUESTS, blocks)
     isa = _get_attn_isa(shape.dtype, shape.block_size, shape.head_size, "auto")
-    key_cache, value_cache = _filled_cache(shape, table, isa, seed)
+    key_cache, value_cache = _filled_cache(shape, table, isa, max_seq_len, seed)
 
     def call(
         query: torch.Tensor, query_lens: torch.Tensor, seq_lens: torch.Tensor, rows: torch.Tensor
@@ -99,23 +96,25 @@ def paged_attention(shape: AttentionShape, max_seq_len: int, seed: int) -> Paged
         heads=shape.heads,
         head_size=shape.head_size,
         dtype=shape.dtype,
-        max_seq_len=longest,
+        max_seq_len=max_seq_len,
         call=call,
     )
 
 
 def _filled_cache(
-    shape: AttentionShape, table: torch.Tensor, isa: str, seed: int
+    shape: AttentionShape, table: torch.Tensor, isa: str, max_seq_len: int, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Key and value cache, each [blocks, kv_heads, block_size, head_size] in vLLM's CPU layout."""
     generator = torch.Generator().manual_seed(seed + 2)
-    slots = table.numel() * shape.block_size
-    size = (slots, shape.kv_heads, shape.head_size)
-    key = torch.randn(size, generator=generator).to(shape.dtype)
-    value = torch.randn(size, generator=generator).to(shape.dtype)
+    per_request = table.shape[1] * shape.block_size
+    size = (REQUESTS, per_request, shape.kv_heads, shape.head_size)
+    key, value = draw_keys_and_values(size, max_seq_len, generator)
+    # Slot by slot of each request, to where its table says.
+    slots = table[..., None].long() * shape.block_size + torch.arange(shape.block_size)
     cache = torch.zeros(
         table.numel(), shape.kv_heads, shape.block_size * 2, shape.head_size, dtype=shape.dtype
     )
     key_cache, value_cache = cache.chunk(2, dim=2)
-    ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, torch.arange(slots), isa)
+    flat = (x.to(shape.dtype).flatten(0, 1) for x in (key, value))
+    ops.cpu_attn_reshape_and_cache(*flat, key_cache, value_cache, slots.flatten(), isa)
     return key_cache, value_cache

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from isobatch_kernels.attention import attention_operator
+from isobatch_kernels.attention import WHOLE_TO, attention_operator, schedule_name
 from isobatch_kernels.certification import CertificationRefused, Operator, certify
 from isobatch_kernels.inputs import mixed_rows
 from isobatch_kernels.noise import SAMPLER
@@ -158,10 +158,16 @@ def _install(runner: Any, work: _Work, plan: Plan) -> list[CertifiedRows]:
             by_module.setdefault(covered.module, []).append((covered, proved))
     for module, operators in by_module.items():
         serving += _install_rows(module, operators)
-    if any(not o.admitted["batched"] for o in plan.operators if o.operator == "attention"):
-        seams.split_attention_by_token()
+    seams.split_attention(
+        min(map(_whole_to, (plans[key] for key in plans if key[0] == "attention")))
+    )
     serving += install_sampler(runner, work.sampling, plans, CPU_DEVICE.race)
     return serving
+
+
+def _whole_to(attention: OperatorPlan) -> int:
+    """The length to which requests may stay whole; the reference by token is always admitted."""
+    return next(most for most in WHOLE_TO if attention.admitted.get(schedule_name(most)))
 
 
 def _install_linear(covered: Covered, proved: OperatorPlan) -> CertifiedRows:

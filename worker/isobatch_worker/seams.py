@@ -14,6 +14,7 @@ from importlib import metadata
 from typing import Any
 
 import torch
+from isobatch_kernels.attention import split_requests
 from isobatch_kernels.certification import CertificationRefused
 
 VLLM_VERSION = "0.26.0"
@@ -119,7 +120,7 @@ ON_CPU = (
     Seam(
         "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder.build",
         "9b5210ad737ac3b1",
-        "patched where batched attention is not admitted: each token becomes its own request",
+        "patched where whole requests are not admitted: long ones are cut into their tokens",
     ),
     Seam(
         "vllm.v1.attention.backends.cpu_attn:_get_attn_isa",
@@ -348,28 +349,26 @@ def filter_by_min_p(run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -
     MinPLogitsProcessor.apply = apply
 
 
-def split_attention_by_token() -> None:
-    """Make every query token its own request of the CPU attention: the reference schedule."""
+def split_attention(most: int) -> None:
+    """Cut requests of more than `most` tokens into their query tokens, for the CPU attention."""
     from vllm.v1.attention.backends.cpu_attn import (  # vLLM is imported by workers only
         CPUAttentionMetadataBuilder,
     )
 
-    build = CPUAttentionMetadataBuilder.build
-    if hasattr(build, "__wrapped__"):
-        return
+    build = inspect.unwrap(CPUAttentionMetadataBuilder.build)
 
     @functools.wraps(build)
-    def build_per_token(builder: Any, common_prefix_len: int, common: Any, **kwargs: Any) -> Any:
+    def build_split(
+        builder: Any, common_prefix_len: int, common_attn_metadata: Any, **kwargs: Any
+    ) -> Any:
+        common = common_attn_metadata
         starts = common.query_start_loc
         lengths = starts[1:] - starts[:-1]
-        rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        within = torch.arange(int(starts[-1])) - starts[:-1][rows]
-        common.seq_lens = (common.seq_lens[rows] - lengths[rows] + within + 1).to(
-            common.seq_lens.dtype
-        )
-        common.query_start_loc = torch.arange(len(rows) + 1, dtype=starts.dtype)
-        common.block_table_tensor = common.block_table_tensor[rows]
-        common.num_reqs, common.max_query_len = len(rows), 1
+        query_lens, seq_lens, owner = split_requests(lengths, common.seq_lens, most)
+        common.seq_lens = seq_lens
+        common.query_start_loc = torch.cat((starts[:1], query_lens.cumsum(0))).to(starts.dtype)
+        common.block_table_tensor = common.block_table_tensor[owner]
+        common.num_reqs, common.max_query_len = len(owner), int(query_lens.max())
         return build(builder, common_prefix_len, common, **kwargs)
 
-    CPUAttentionMetadataBuilder.build = build_per_token
+    CPUAttentionMetadataBuilder.build = build_split
