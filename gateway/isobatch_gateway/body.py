@@ -85,6 +85,20 @@ def seed_of(body: Body, seeding: Seeding, path: str) -> int | Refusal:
     return given
 
 
+_NOT_STRICT = {
+    "logprob_token_ids": "vLLM gives every request of a batch the form that one asks for; ask for "
+    "logprobs, or in tier standard",
+}
+
+
+def strict_refusal(body: Body) -> Refusal | None:
+    """Why `body` asks what the strict pool does not give, or None."""
+    for name, why in _NOT_STRICT.items():
+        if body.document.get(name) is not None:
+            return _bad(name, f"{name} is not available in tier strict: {why}.")
+    return None
+
+
 def rewrite(body: Body, *, salt: str | None, seed: int | None) -> bytes | Refusal:
     """`body` as the worker gets it: byte for byte as it came where nothing of ours is in it."""
     document = body.document

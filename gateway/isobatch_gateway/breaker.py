@@ -8,9 +8,13 @@ from isobatch_gateway.settings import Breaking
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """In use. `failures` is the number in a row since the last success."""
+    """In use. `failures` is the number in a row since the last success.
+
+    `is_doubted` asks for a probe while it stays in use: what failed may have been the requests.
+    """
 
     failures: int = 0
+    is_doubted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,8 @@ class Event(Enum):
     """What happened at a replica. A client's own mistake or departure is no event."""
 
     SUCCESS = auto()  # a request finished, or a probe was answered
-    FAILURE = auto()  # 5xx, a connection that died, a late first byte
+    FAILURE = auto()  # a connection that died, a late first byte
+    BAD_ANSWER = auto()  # 5xx: the replica's failure, or the request's, which a probe tells apart
     OUTAGE = auto()  # nobody accepts connections, or a probe failed: no second opinion needed
     TRIAL = auto()  # a probe begins
 
@@ -45,13 +50,15 @@ def after(state: State, event: Event, now: float, rules: Breaking) -> State:
     match event, state:
         case Event.SUCCESS, Closed() | HalfOpen():
             return Closed()
-        case Event.SUCCESS, Open():
+        case ((Event.SUCCESS | Event.FAILURE | Event.OUTAGE | Event.BAD_ANSWER), Open()):
             # A request that was under way when the breaker opened: it proves little.
             return state
         case Event.TRIAL, Open(pause=pause):
             return HalfOpen(pause)
-        case Event.TRIAL, Closed() | HalfOpen():
+        case (Event.TRIAL, Closed() | HalfOpen()) | (Event.BAD_ANSWER, HalfOpen()):
             return state
+        case Event.BAD_ANSWER, Closed(failures=failures):
+            return Closed(failures + 1, is_doubted=failures + 1 >= rules.failures)
         case Event.FAILURE, Closed(failures=failures) if failures + 1 < rules.failures:
             return replace(state, failures=failures + 1)
         case ((Event.FAILURE | Event.OUTAGE), Closed()):
@@ -59,8 +66,6 @@ def after(state: State, event: Event, now: float, rules: Breaking) -> State:
         case ((Event.FAILURE | Event.OUTAGE), HalfOpen(pause=pause)):
             longer = min(pause * 2, rules.longest_pause)
             return Open(now + longer, longer)
-        case ((Event.FAILURE | Event.OUTAGE), Open()):
-            return state
     raise AssertionError((state, event))
 
 
@@ -71,4 +76,10 @@ def admits(state: State) -> bool:
 
 def is_due(state: State, now: float) -> bool:
     """Whether a trial should begin."""
-    return isinstance(state, Open) and now >= state.until
+    match state:
+        case Open(until=until):
+            return now >= until
+        case Closed(is_doubted=is_doubted):
+            return is_doubted
+        case HalfOpen():
+            return False

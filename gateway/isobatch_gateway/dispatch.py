@@ -133,6 +133,8 @@ def event_of(error: UpstreamError) -> Event | None:
             return Event.OUTAGE
         case ReplicaSilent():
             return None  # it is out already
+        case ServerFailed():
+            return Event.BAD_ANSWER
         case _:
             return Event.FAILURE
 

@@ -23,6 +23,7 @@ from isobatch_gateway.body import (
     request_digest,
     rewrite,
     seed_of,
+    strict_refusal,
 )
 from isobatch_gateway.keys import Key
 from isobatch_gateway.refusals import Refusal
@@ -113,6 +114,9 @@ def make_order(
     seed = None
     if tier.is_bitwise and path in GENERATING:
         seeding = Seeding(secret, principal.tenant, asked.idempotency_key, context.chance.seed)
+        refused = strict_refusal(body)
+        if refused is not None:
+            return refused
         given = seed_of(body, seeding, path)
         if isinstance(given, Refusal):
             return given

@@ -101,6 +101,53 @@ def test_a_prefix_that_is_partly_cached_changes_nothing(service: Any) -> None:
     assert partial == cold
 
 
+LONG = "".join(
+    f"In the year {1500 + n} the river rose and the town moved its market to the hill. "
+    for n in range(84)
+)
+"""About 1,800 tokens: near the longest context that is served."""
+
+
+@pytest.mark.parametrize("share", [0.4, 1.0], ids=["700-tokens", "1800-tokens"])
+def test_a_long_context_has_the_same_bits_cold_warm_partly_cached_and_crowded(
+    service: Any, share: float
+) -> None:
+    worker = service.replica_url("strict")
+    text = LONG[: int(share * len(LONG))]
+    body = body_of(text, sampled=False) | {"max_tokens": 24}
+
+    (cold,) = asyncio.run(alone(worker, [{**body, "cache_salt": f"cold {share}"}]))
+    (warm,) = asyncio.run(alone(worker, [{**body, "cache_salt": f"cold {share}"}]))
+    start = {**body, "prompt": text[: len(text) // 2], "cache_salt": f"partial {share}"}
+    asyncio.run(alone(worker, [start]))
+    (partial,) = asyncio.run(alone(worker, [{**body, "cache_salt": f"partial {share}"}]))
+    (crowd,) = asyncio.run(crowded(worker, [{**body, "cache_salt": f"crowd {share}"}], 7))
+
+    assert [warm, partial, crowd] == [cold] * 3
+
+
+def test_a_neighbour_that_asks_for_logprobs_of_tokens_changes_nobody_elses(service: Any) -> None:
+    worker = service.replica_url("strict")
+    body = body_of("Bread", sampled=False) | {"max_tokens": 24}
+    (wanted,) = asyncio.run(alone(worker, [body]))
+    asks = {**body_of("Stars", sampled=False), "logprob_token_ids": [5, 6, 7]}
+
+    async def beside() -> list[Answer]:
+        async with strict_client(worker) as client:
+            url = "/v1/completions"
+            others = [asyncio.create_task(client.post(url, json=asks)) for _ in range(3)]
+            answers = [await ask(client, body) for _ in range(2)]
+            await asyncio.gather(*others)
+        return answers
+
+    assert asyncio.run(beside()) == [wanted] * 2
+    refused = httpx.post(
+        f"{service.url}/v1/completions", json=asks, headers={"X-Consistency-Tier": "strict"}
+    )
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "logprob_token_ids"
+
+
 SETTINGS: dict[str, Body] = {
     "presence": {"presence_penalty": 1.5},
     "frequency": {"frequency_penalty": -0.7},

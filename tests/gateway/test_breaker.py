@@ -21,6 +21,16 @@ def test_failures_in_a_row_open_it() -> None:
     assert run(*[Event.FAILURE] * 3) == Open(10.5, 0.5)
 
 
+def test_bad_answers_ask_for_a_probe_and_take_nobody_out() -> None:
+    state = run(*[Event.BAD_ANSWER] * 3)
+
+    assert breaker.admits(state)
+    assert breaker.is_due(state, 10.0)
+    assert run(Event.TRIAL, Event.SUCCESS, state=state) == Closed()
+    assert run(Event.TRIAL, Event.OUTAGE, state=state) == Open(10.5, 0.5)
+    assert not breaker.is_due(run(Event.BAD_ANSWER), 10.0)
+
+
 def test_a_success_between_failures_starts_the_count_again() -> None:
     assert run(Event.FAILURE, Event.FAILURE, Event.SUCCESS, Event.FAILURE) == Closed(1)
 

@@ -64,6 +64,23 @@ async def test_a_failure_without_another_replica(
     assert len(strict.seen) + len(throughput.seen) in (1, 2)
 
 
+async def fail_what_is_poisoned(exchange: Exchange) -> None:
+    await (fail if exchange.seen.body.get("poison") else answer)(exchange)
+
+
+async def test_requests_that_fail_wherever_they_go_take_no_replica_out(stage: Stage) -> None:
+    gateway, strict, _ = await stage.pair()
+    strict.reply = fail_what_is_poisoned
+    asks = {"x-consistency-tier": "strict"}
+
+    for _ in range(8):
+        assert (await gateway.chat(asks, poison=True)).status_code == 503
+        assert (await gateway.chat(asks)).status_code == 200
+    for _ in range(8):
+        assert (await gateway.chat(asks, poison=True)).status_code == 503
+    assert (await gateway.chat(asks)).status_code == 200
+
+
 @pytest.mark.parametrize("fault", BEFORE_THE_FIRST_BYTE)
 @pytest.mark.parametrize("tier", ["standard", "strict"])
 async def test_another_replica_of_the_pool_takes_over_before_the_first_byte(

@@ -15,6 +15,7 @@ from isobatch_worker.compose import Settings, WrongUse, compose
 from isobatch_worker.errors import WorkerError
 from isobatch_worker.models import resolve, show_progress
 from isobatch_worker.supervisor import supervise
+from isobatch_worker.wheel_tag import correct_wheel_tag
 
 _EXAMPLE = """example:
   isobatch worker --pool strict --model builtin://smollm2-135m --port 8000 -- --max-num-seqs 16
@@ -24,6 +25,7 @@ _EXAMPLE = """example:
 def worker(argv: list[str]) -> int:
     """Start one vLLM of a pool and stay until it ends. Exit code 2 means wrong use."""
     options = _worker_parser().parse_args(argv)
+    correct_wheel_tag()
     try:
         model = resolve(
             options.model,

@@ -33,6 +33,7 @@ STRICT_REFUSED: Mapping[str, str] = {
     "--worker-extension-cls": "another worker has other seams",
     "--scheduler-cls": "another scheduler has other seams",
     "--logprobs-mode": "only raw_logprobs are certified",
+    "--config": "files that it names are not in the fingerprint; give its arguments one by one",
     "--optimization-level": "other ways to compile are not certified",
     "--compilation-config": "other ways to compile are not certified",
 }

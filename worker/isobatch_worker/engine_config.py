@@ -75,6 +75,10 @@ _ON_BOTH: Checks = {
         _unless(frozenset({"raw_logprobs"}), lambda c: c.model_config.logprobs_mode),
         "only raw_logprobs are certified",
     ),
+    "max logprobs": (
+        lambda c: c.model_config.max_logprobs == -1,
+        "logprobs of the whole vocabulary change the form of a neighbour's",
+    ),
     "logits processors": (
         lambda c: c.model_config.logits_processors,
         "foreign logits processors are not certified",

@@ -289,6 +289,15 @@ class StrictSampler(Sampler):  # type: ignore[misc]  # vLLM is not followed by m
         others = (metadata.prompt_token_ids, known, presence, frequency, repetition)
         return _for_rows(asked, self._operators.penalties, logits, *others)
 
+    def gather_specific_token_logprobs(
+        self,
+        logprobs: torch.Tensor,  # noqa: ARG002  # vLLM has it so
+        logprob_token_ids: dict[int, list[int]],  # noqa: ARG002  # as above
+        sampled: torch.Tensor,  # noqa: ARG002  # as above
+    ) -> None:
+        """None: vLLM would give every row of the batch the form that one asks for."""
+        return
+
     @staticmethod
     def gather_logprobs(
         logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor

@@ -21,9 +21,9 @@ def usable_tiers(spec: InferenceServiceSpec) -> tuple[Tier, ...]:
 
 def curl_command(url: str, model: str, tier: Tier) -> str:
     """One line of shell that asks `model` a question in `tier`."""
-    body = json.dumps(
-        {"model": model, "messages": [{"role": "user", "content": _QUESTION}], "max_tokens": 32}
-    )
+    # With a seed, so that pasting it twice shows what strict is.
+    question = [{"role": "user", "content": _QUESTION}]
+    body = json.dumps({"model": model, "messages": question, "max_tokens": 32, "seed": 1})
     return (
         f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' "
         f"-H 'X-Consistency-Tier: {tier.value}' -d '{body}'"
@@ -41,6 +41,7 @@ for tier in {json.dumps([tier.value for tier in tiers])}:
         model="{model}",
         messages=[{{"role": "user", "content": "{_QUESTION}"}}],
         max_tokens=32,
+        seed=1,
         extra_headers={{"X-Consistency-Tier": tier}},
     )
     print(tier, repr(answer.choices[0].message.content))
