@@ -161,7 +161,8 @@ def _fold_rows(
 ):  # fmt: skip
     """Merge the chunks first .. first + chunks that programs stored for these rows, ascending.
 
-    AHEAD are loaded at a time. Reads past the first cache, which other programs do not write to.
+    AHEAD are loaded at a time, since a load takes far longer than a merge; one past the last reads
+    as a chunk that saw no key. Reads past the first cache, which other programs do not write to.
     """
     m_ptr, sum_ptr, acc_ptr = parts
     column = tl.arange(0, PADDED)
@@ -333,11 +334,7 @@ def fold(
     HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr,
     WINDOWED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Merge the chunks that `walk` stored, in ascending order. Grid (requests * max_query, HEADS).
-
-    AHEAD chunks are loaded at a time, since a load takes far longer than a merge; one past the
-    row's last reads as a chunk that saw no key.
-    """
+    """Merge what `walk` stored, a row a program. Grid (requests * max_query, HEADS)."""
     request = tl.program_id(0) // max_query
     token = tl.program_id(0) % max_query
     head = tl.program_id(1)
@@ -351,20 +348,10 @@ def fold(
         first = tl.maximum(position - window + 1, 0) // CHUNK
     chunks = position // CHUNK + 1
     column = tl.arange(0, PADDED)
-    base = (tl.program_id(0).to(tl.int64) * HEADS + head) * part_chunks
-    top = tl.full([1], -float("inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    acc = tl.zeros([1, PADDED], tl.float32)
-    for begin in range(first, chunks, AHEAD):
-        for i in tl.static_range(AHEAD):
-            slot = base + begin + i + tl.arange(0, 1)
-            there = slot < base + chunks
-            m = tl.load(m_ptr + slot, mask=there, other=-float("inf"))
-            part = tl.load(sum_ptr + slot, mask=there, other=0.0)
-            at = acc_ptr + slot[:, None] * PADDED + column[None, :]
-            a = tl.load(at, mask=there[:, None], other=0.0)
-            top, total, acc = _merge(top, total, acc, m, part, a)
-    y = (acc / total[:, None] + 0.0).to(out_ptr.dtype.element_ty)
+    one = tl.arange(0, 1)
+    slot = (tl.program_id(0).to(tl.int64) * HEADS + head) * part_chunks + one
+    parts = (m_ptr, sum_ptr, acc_ptr)
+    total, acc = _fold_rows(parts, slot, one == 0, first, chunks - first, PADDED, 1, AHEAD)
     out_row = (start + token).to(tl.int64) * out_token + head * out_head
-    at = out_ptr + out_row + tl.arange(0, 1)[:, None] + column[None, :]
-    tl.store(at, y, mask=(column < SIZE)[None, :])
+    out = out_ptr + out_row + one[:, None] + column[None, :]
+    _store_rows(out, (column < SIZE)[None, :], total, acc)

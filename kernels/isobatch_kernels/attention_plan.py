@@ -1,14 +1,13 @@
 """Performs the certification of one attention shape on this card, on a cache it fills itself."""
 
-from dataclasses import replace
 from itertools import groupby
 
 import torch
 
-from isobatch_kernels.attention_proofs import attention_operators, fill_cache
-from isobatch_kernels.attention_schedules import AttentionSchedule, schedules
+from isobatch_kernels.attention_proofs import as_candidate, fill_cache, reference_operator
+from isobatch_kernels.attention_schedules import FEW_ROWS, AttentionSchedule, schedules
 from isobatch_kernels.attention_tree import AttentionShape, tree_of
-from isobatch_kernels.certification import CertificationRefused, Proof, certify, join
+from isobatch_kernels.certification import CertificationRefused, Proof, prove_groups
 from isobatch_kernels.plan import OperatorPlan, operator_plan
 
 _LONGEST = 1536  # keys of the longest request: some chunks of any tree
@@ -23,7 +22,9 @@ def plan_attention(
     the least tile holds: nothing could serve a decode then.
     """
     every = schedules(shape, tree_of(shape), block_size)
-    return operator_plan(_prove(shape, block_size, every, device, seed))
+    plan = operator_plan(_prove(shape, block_size, every, device, seed))
+    _require_fold(plan, admitted_schedules(plan, shape, block_size))
+    return plan
 
 
 def reprove_attention(
@@ -31,6 +32,7 @@ def reprove_attention(
 ) -> None:
     """Prove again what `plan` admitted. Raises `CertificationRefused` if some of it fails."""
     kept = admitted_schedules(plan, shape, block_size)
+    _require_fold(plan, kept)
     proof = _prove(shape, block_size, kept, device, seed)
     if proof.refused:
         name, reason = next(iter(proof.refused.items()))
@@ -57,16 +59,21 @@ def _prove(
 ) -> Proof:
     """One proof of `candidates`; of one height and fold the first that holds ends the search."""
     cache = fill_cache(shape, block_size, _LONGEST, device, seed)
-    joined: Proof | None = None
+    tree = tree_of(shape)
     kinds = sorted(candidates, key=_kind)  # stable: preference stays
-    for _, alike in groupby(kinds, key=_kind):
-        operators = attention_operators(cache, tree_of(shape), tuple(alike), (), seed)
-        rivals = tuple(schedule for o in operators for schedule in o.candidates)
-        proof = certify(replace(operators[0], candidates=rivals))
-        joined = proof if joined is None else join(joined, proof)
-    if joined is None:
-        raise CertificationRefused(f"attention {shape}: no schedule is left to prove")
-    return joined
+    groups = [
+        tuple(as_candidate(cache, tree, schedule) for schedule in alike)
+        for _, alike in groupby(kinds, key=_kind)
+    ]
+    return prove_groups(reference_operator(cache, tree, seed), groups, lambda *_: True)
+
+
+def _require_fold(plan: OperatorPlan, admitted: tuple[AttentionSchedule, ...]) -> None:
+    """Raise `CertificationRefused` where nothing could serve a decode."""
+    if not any(s.rows == FEW_ROWS and not s.split for s in admitted):
+        raise CertificationRefused(
+            f"attention {plan.shape}: no fold of {FEW_ROWS} rows is admitted: {plan.refused}"
+        )
 
 
 def _kind(schedule: AttentionSchedule) -> tuple[int, bool, bool]:

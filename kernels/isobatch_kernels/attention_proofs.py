@@ -107,7 +107,7 @@ def schedule_call(
         batch = cache.batch(query, query_lens, seq_lens, rows)
         check_batch(cache.shape, batch)
         launches = _launches(cache.shape, schedule, batch, splits)
-        workspace = workspace_of(cache.shape, tree, batch)
+        workspace = workspace_of(cache.shape, tree, batch, is_split=schedule.split)
         for launch in launches:
             run_launch(cache.shape, tree, batch, launch, workspace)
         return batch.out
@@ -126,9 +126,11 @@ def _launches(
     return Launch(REFERENCE, few + 1, longest, 1), replace(own, max_query=few)
 
 
-def workspace_of(shape: AttentionShape, tree: AttentionTree, batch: PagedBatch) -> Workspace:
-    """What any launch over `batch` needs, its floats NaN."""
-    slots = batch.requests * batch.max_query_len
+def workspace_of(
+    shape: AttentionShape, tree: AttentionTree, batch: PagedBatch, *, is_split: bool = True
+) -> Workspace:
+    """What launches over `batch` need, its floats NaN; of folds alone next to nothing."""
+    slots = batch.requests * batch.max_query_len if is_split else 0
     floats = partial_floats(shape, tree, slots, batch.max_seq_len)
     device = batch.query.device
     return Workspace(
@@ -137,14 +139,8 @@ def workspace_of(shape: AttentionShape, tree: AttentionTree, batch: PagedBatch) 
     )
 
 
-def attention_operators(
-    cache: FilledCache,
-    tree: AttentionTree,
-    candidates: tuple[AttentionSchedule, ...],
-    others: tuple[Schedule, ...],
-    seed: int,
-) -> tuple[Operator, ...]:
-    """One operator for each candidate, so that every one is tried, not the first alone.
+def reference_operator(cache: FilledCache, tree: AttentionTree, seed: int) -> Operator:
+    """What certification needs to prove schedules of `tree` over `cache`: bring your candidates.
 
     A proof's only domain is 0: a schedule serves every batch or none.
     """
@@ -157,9 +153,25 @@ def attention_operators(
         max_seq_len=cache.max_seq_len,
         call=schedule_call(cache, tree, REFERENCE, 1),
     )
-    base = replace(attention_operator(reference, seed), tree=tree.name)
+    return replace(attention_operator(reference, seed), tree=tree.name, candidates=())
+
+
+def as_candidate(cache: FilledCache, tree: AttentionTree, schedule: AttentionSchedule) -> Schedule:
+    """`schedule` over `cache` as certification tries it."""
     parts = min(3, chunks_of(tree, cache.max_seq_len))
-    own = tuple(Schedule(c.name, _as_run(schedule_call(cache, tree, c, parts))) for c in candidates)
+    return Schedule(schedule.name, _as_run(schedule_call(cache, tree, schedule, parts)))
+
+
+def attention_operators(
+    cache: FilledCache,
+    tree: AttentionTree,
+    candidates: tuple[AttentionSchedule, ...],
+    others: tuple[Schedule, ...],
+    seed: int,
+) -> tuple[Operator, ...]:
+    """One operator for each candidate, so that every one is tried, not the first alone."""
+    base = reference_operator(cache, tree, seed)
+    own = tuple(as_candidate(cache, tree, candidate) for candidate in candidates)
     return tuple(replace(base, candidates=(schedule,)) for schedule in own + others)
 
 

@@ -6,8 +6,9 @@ domain. Shape -> candidates -> proof -> plan -> fingerprint: `plan.py` takes the
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -69,8 +70,30 @@ class Proof:
     comparisons: int
 
 
-def join(left: Proof, right: Proof) -> Proof:
-    """The two proofs of one operator as one."""
+def prove_groups(
+    operator: Operator,
+    groups: Iterable[tuple[Schedule, ...]],
+    serves: Callable[[str, int], bool],
+) -> Proof:
+    """Certify each of `groups` of candidates as if it stood alone, for the domains it `serves`.
+
+    `certify` stops at the first candidate admitted for a domain, the most liked; here that holds
+    within a group. The reference is checked and the cases are made once, held together in memory.
+    Raises `CertificationRefused` as `certify` does.
+    """
+    proof = certify(replace(operator, candidates=(), cases=lambda: iter(())))
+    cases = tuple(operator.cases())
+    for group in groups:
+        own = tuple(c for c in cases if any(serves(s.name, c.domain) for s in group))
+        if own:
+            alone = replace(
+                operator, candidates=group, cases=partial(iter, own), self_check=lambda: None
+            )
+            proof = _join(proof, certify(alone))
+    return proof
+
+
+def _join(left: Proof, right: Proof) -> Proof:
     return replace(
         left,
         admitted=left.admitted | right.admitted,

@@ -5,13 +5,12 @@ its rows shown to be independent of the batch, before anything is compared with 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 
 from isobatch_kernels.bits import first_difference, same_bits
-from isobatch_kernels.certification import Case, Operator, Proof, certify, join
+from isobatch_kernels.certification import Case, Operator, Proof, prove_groups
 from isobatch_kernels.inputs import mixed_rows
 from isobatch_kernels.matmul import linear
 from isobatch_kernels.matmul_schedules import linear_schedules
@@ -81,23 +80,9 @@ def linear_operator(
 def prove_each(operator: Operator, serves: Callable[[str, int], bool]) -> Proof:
     """Prove every candidate of `operator` for every domain that it serves.
 
-    `certification.certify` stops at the first candidate admitted for a domain, the most liked;
-    here the fastest is to be found among all, so each is certified as if it stood alone. Cases are
-    made once and held together in memory. Raises `CertificationRefused` as `certify` does.
+    The fastest is to be found among all. Raises `CertificationRefused` as `certify` does.
     """
-    proof = certify(replace(operator, candidates=(), cases=lambda: iter(())))
-    cases = tuple(operator.cases())
-    for candidate in operator.candidates:
-        own = tuple(case for case in cases if serves(candidate.name, case.domain))
-        if own:
-            one = replace(
-                operator,
-                candidates=(candidate,),
-                cases=partial(iter, own),
-                self_check=lambda: None,
-            )
-            proof = join(proof, certify(one))
-    return proof
+    return prove_groups(operator, ((candidate,) for candidate in operator.candidates), serves)
 
 
 def _cases(

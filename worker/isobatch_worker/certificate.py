@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from isobatch_contracts.numerics import Certified, NotCertified, OperatorSummary
-from isobatch_kernels.certification import CertificationRefused
-from isobatch_kernels.plan import Arithmetic, OperatorPlan, Plan
+from isobatch_kernels.certification import CertificationRefused, Operator, certify
+from isobatch_kernels.plan import Arithmetic, OperatorPlan, Plan, operator_plan
 
 from isobatch_worker.environment import read_versions
 from isobatch_worker.plan_cache import Key, load_plan, plan_file, save_plan
@@ -36,6 +36,12 @@ class Subject:
     key: Key
     prove: Callable[[], OperatorPlan]
     reprove: Callable[[OperatorPlan], None] = lambda _: None
+
+
+def subject_of(operator: Operator) -> Subject:
+    """`operator`, certified as `certify` does."""
+    key = (operator.name, operator.shape, operator.tree)
+    return Subject(key, lambda: operator_plan(certify(operator)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,26 +3,25 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from isobatch_kernels.attention import WHOLE_TO, attention_operator, schedule_name
-from isobatch_kernels.certification import CertificationRefused, Operator, certify
+from isobatch_kernels.certification import CertificationRefused, Operator
 from isobatch_kernels.inputs import mixed_rows
 from isobatch_kernels.noise import SAMPLER
-from isobatch_kernels.plan import OperatorPlan, Plan, operator_plan, proof_of
+from isobatch_kernels.plan import OperatorPlan, Plan, proof_of
 from isobatch_kernels.rows import CertifiedRows, RowOperator, row_operator
 from vllm import envs
 
 from isobatch_worker import seams
-from isobatch_worker.certificate import Certification, Prepared, Subject, prove, wanted_plan
+from isobatch_worker.certificate import Certification, Prepared, prove, subject_of, wanted_plan
 from isobatch_worker.coverage import Covered, Shapes, cover
 from isobatch_worker.cpu_attention import AttentionShape, paged_attention, shape_of
 from isobatch_worker.engine_config import ON_CPU, refusals
 from isobatch_worker.environment import cpu_arithmetic
 from isobatch_worker.sampler import (
-    CPU_DEVICE,
+    ON_TORCH,
     SamplingShape,
     install_sampler,
     sampling_operators,
@@ -70,18 +69,12 @@ def prepare(runner: Any) -> Prepared:
     if refused:
         raise CertificationRefused(f"this configuration is not certified: {'; '.join(refused)}")
     work = _find_work(runner)
-    subjects = [
-        Subject((o.name, o.shape, o.tree), partial(_proved, o)) for o in work.operators().values()
-    ]
+    subjects = [subject_of(operator) for operator in work.operators().values()]
     plan, path, from_cache = prove(
         subjects, wanted_plan(cpu_arithmetic(), SAMPLER, str(work.shapes.dtype))
     )
     serving = _install(runner, work, plan)
     return Prepared(plan, path, from_cache, [*serving], time.monotonic() - started)
-
-
-def _proved(operator: Operator) -> OperatorPlan:
-    return operator_plan(certify(operator))
 
 
 def _find_work(runner: Any) -> _Work:
@@ -106,7 +99,7 @@ def _find_work(runner: Any) -> _Work:
     impls = [m.impl for m in runner.model.modules() if type(m).__name__ == "Attention"]
     return _Work(
         covered=cover(runner.model, shapes, _linear),
-        sampling=sampling_operators(sampled, CPU_DEVICE),
+        sampling=sampling_operators(sampled, ON_TORCH),
         attention=frozenset(
             shape_of(impl, config.cache_config.block_size, model.dtype) for impl in impls
         ),
@@ -161,7 +154,7 @@ def _install(runner: Any, work: _Work, plan: Plan) -> list[CertifiedRows]:
     seams.split_attention(
         min(map(_whole_to, (plans[key] for key in plans if key[0] == "attention")))
     )
-    serving += install_sampler(runner, work.sampling, plans, CPU_DEVICE.race)
+    serving += install_sampler(runner, work.sampling, plans, ON_TORCH.race)
     return serving
 
 

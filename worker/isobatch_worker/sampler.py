@@ -57,14 +57,14 @@ class SamplingShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class Means:
     """Where and with what a sampler computes.
 
     `few`: rows that ask for a filter, proved one by one; more run as blocks. `every`: likewise for
     the operators of all rows.
     """
 
-    name: torch.device
+    device: torch.device
     log_softmax: RowFunction
     softmax: RowFunction
     race: Race
@@ -72,7 +72,7 @@ class Device:
     every: int
 
 
-def sampling_operators(shape: SamplingShape, device: Device) -> list[RowOperator]:
+def sampling_operators(shape: SamplingShape, means: Means) -> list[RowOperator]:
     """The row-wise operators of the sampler, for certification."""
     vocabulary, dtype = shape.vocabulary, shape.dtype
 
@@ -104,11 +104,11 @@ def sampling_operators(shape: SamplingShape, device: Device) -> list[RowOperator
         repetition = 0.5 + torch.rand(rows, generator=generator)
         return *floats(rows, generator), known[0], known[1], presence, frequency, repetition
 
-    most, few = shape.max_rows, min(shape.max_rows, device.few)
+    most, few = shape.max_rows, min(shape.max_rows, means.few)
     described: tuple[tuple[str, RowFunction, Draws, int], ...] = (
-        ("log-softmax", device.log_softmax, logits, most),
+        ("log-softmax", means.log_softmax, logits, most),
         ("argmax", _argmax, floats, most),
-        ("softmax", device.softmax, floats, most),
+        ("softmax", means.softmax, floats, most),
         ("temperature", _temperature, with_temperature, most),
         ("top-k-top-p", _filter, filtered, few),
         ("min-p", _min_p, with_share, few),
@@ -117,7 +117,7 @@ def sampling_operators(shape: SamplingShape, device: Device) -> list[RowOperator
     name = f"vocabulary={vocabulary} {dtype}"
     return [
         RowOperator(
-            operator, name, function, drawn_on(device.name, draw), rows, _BLOCK_ROWS, device.every
+            operator, name, function, drawn_on(means.device, draw), rows, _BLOCK_ROWS, means.every
         )
         for operator, function, draw, rows in described
     ]
@@ -141,7 +141,7 @@ def race_by_numpy(probabilities: torch.Tensor, draws: list[Draw]) -> None:
             probabilities[row].div_(noise)
 
 
-CPU_DEVICE = Device(
+ON_TORCH = Means(
     torch.device("cpu"),
     log_softmax_by_torch,
     softmax_by_torch,

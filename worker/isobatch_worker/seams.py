@@ -249,9 +249,9 @@ def install_on_cpu(prepare: Callable[[Any], None], confirm: Callable[[Any], None
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # as above
     from vllm.v1.worker.cpu_worker import CPUWorker  # as above
 
-    dispatch = utils.dispatch_cpu_unquantized_gemm
-    if hasattr(dispatch, "__wrapped__"):
+    if hasattr(CPUModelRunner.load_model, ISOBATCH):
         return
+    dispatch = utils.dispatch_cpu_unquantized_gemm
 
     @functools.wraps(dispatch)
     def keep_shape(layer: Any, remove_weight: bool) -> None:  # noqa: FBT001  # vLLM has it so
@@ -362,6 +362,8 @@ def split_attention(most: int) -> None:
         builder: Any, common_prefix_len: int, common_attn_metadata: Any, **kwargs: Any
     ) -> Any:
         common = common_attn_metadata
+        if int(common.seq_lens.max()) <= most:
+            return build(builder, common_prefix_len, common, **kwargs)
         starts = common.query_start_loc
         lengths = starts[1:] - starts[:-1]
         query_lens, seq_lens, owner = split_requests(lengths, common.seq_lens, most)

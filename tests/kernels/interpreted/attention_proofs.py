@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from isobatch_kernels import attention, attention_kernels, paged_attention
+from isobatch_kernels import attention, attention_kernels, attention_plan, paged_attention
 from isobatch_kernels.attention_kernels import _merge
 from isobatch_kernels.attention_proofs import (
     FilledCache,
@@ -23,8 +23,9 @@ from isobatch_kernels.attention_schedules import (
     chunks_of,
 )
 from isobatch_kernels.attention_tree import AttentionShape, AttentionTree
-from isobatch_kernels.certification import Proof, Schedule, Tensors, certify
+from isobatch_kernels.certification import CertificationRefused, Proof, Schedule, Tensors, certify
 from isobatch_kernels.paged_attention import run_launch
+from isobatch_kernels.plan import OperatorPlan
 
 import tests.kernels.interpreter  # noqa: F401  # mends the interpreter
 
@@ -137,3 +138,29 @@ def test_row_sum_across_lanes_is_refused(
             return (planted(*inputs),)
 
     assert "differs first" in proof_of(cache, Schedule("planted", run)).refused["planted"]
+
+
+def test_plan_admits_a_schedule_of_each_kind_and_is_proved_again(
+    cache: FilledCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_plan, "_LONGEST", cache.max_seq_len)
+    monkeypatch.setattr(attention, "batches_for", lambda _: attention.BATCHES)
+    device = torch.device("cpu")
+
+    plan = attention_plan.plan_attention(SHAPE, 16, device, seed=2)
+    attention_plan.reprove_attention(plan, SHAPE, 16, device, seed=3)
+
+    admitted = attention_plan.admitted_schedules(plan, SHAPE, 16)
+    kinds = {(s.rows, s.split, s.ticket) for s in admitted}
+    assert {(16, False, False), (16, True, False), (16, True, True)} < kinds
+    assert len(kinds) == len(admitted)
+    assert plan.refused == {}
+
+
+def test_plan_without_a_fold_for_decodes_is_refused() -> None:
+    plan = OperatorPlan(
+        operator="attention", shape="s", tree="t", admitted={}, refused={}, comparisons=0
+    )
+
+    with pytest.raises(CertificationRefused, match="no fold of 16 rows is admitted"):
+        attention_plan.reprove_attention(plan, SHAPE, 16, torch.device("cpu"), seed=3)

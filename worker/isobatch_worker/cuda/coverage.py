@@ -5,6 +5,7 @@ without arithmetic). Anything else is refused by name: strict fails closed.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from isobatch_kernels.certification import CertificationRefused
@@ -26,7 +27,7 @@ class Found:
     linears: dict[tuple[int, int, torch.dtype, bool], LinearShape] = field(default_factory=dict)
     norms: set[int] = field(default_factory=set)  # widths
     has_activation: bool = False
-    rotaries: list[torch.nn.Module] = field(default_factory=list)
+    rotaries: list[Any] = field(default_factory=list)
     attentions: list[StrictAttention] = field(default_factory=list)
 
 

@@ -1,7 +1,6 @@
 """Performs: certifies the operators of a model loaded on a card, and installs what was admitted."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,17 +23,24 @@ from isobatch_kernels.tree import family_of, linear_tree
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from isobatch_worker import seams
-from isobatch_worker.certificate import Certification, Prepared, Subject, prove, wanted_plan
+from isobatch_worker.certificate import (
+    Certification,
+    Prepared,
+    Subject,
+    prove,
+    subject_of,
+    wanted_plan,
+)
 from isobatch_worker.cuda.attention import StrictAttentionBackend
 from isobatch_worker.cuda.coverage import Found, cover
 from isobatch_worker.cuda.layers import register_layers
 from isobatch_worker.cuda.operators import LINEARS, register_operators
 from isobatch_worker.cuda.rows import layer_operators
-from isobatch_worker.cuda.sampling import card_sampler
+from isobatch_worker.cuda.sampling import on_card
 from isobatch_worker.engine_config import ON_CUDA, refusals
 from isobatch_worker.environment import cuda_arithmetic
 from isobatch_worker.probe import HasReference
-from isobatch_worker.sampler import SamplingShape, install_sampler, sampling_operators
+from isobatch_worker.sampler import Means, SamplingShape, install_sampler, sampling_operators
 
 _SEED = 20260101  # of the inputs drawn; any constant will do, a constant keeps proofs repeatable
 
@@ -83,9 +89,10 @@ class _Work:
     """All that must be proved of one model."""
 
     found: Found
-    layers: list[RowOperator]
+    layers: list[Operator]
     sampling: list[RowOperator]
     sampled: SamplingShape
+    means: Means
     attentions: dict[AttentionShape, list[Any]]
     block_size: int
     longest: int
@@ -93,13 +100,14 @@ class _Work:
 
     def subjects(self) -> list[Subject]:
         """Each operator once."""
-        rows = {(o.name, o.shape): row_operator(o, _SEED) for o in self.sampling}
-        layers = {(o.name, o.shape): row_operator(o, _SEED) for o in self.layers}
         return [
             *(self._linear(shape) for shape in self.found.linears.values()),
             *(self._attention(shape) for shape in self.attentions),
-            *(_rows(o, partial(_proved_at_every_count, o)) for o in layers.values()),
-            *(_rows(o, partial(_proved, o)) for o in rows.values()),
+            *(
+                Subject((o.name, o.shape, o.tree), partial(_proved_at_every_count, o))
+                for o in self.layers
+            ),
+            *(subject_of(row_operator(o, _SEED)) for o in self.sampling),
         ]
 
     def _linear(self, shape: LinearShape) -> Subject:
@@ -119,14 +127,6 @@ class _Work:
         )
 
 
-def _rows(operator: Operator, proved: Callable[[], OperatorPlan]) -> Subject:
-    return Subject((operator.name, operator.shape, operator.tree), proved)
-
-
-def _proved(operator: Operator) -> OperatorPlan:
-    return operator_plan(certify(operator))
-
-
 def _proved_at_every_count(operator: Operator) -> OperatorPlan:
     """Layers run inside of graphs by one kernel: there is no other to fall back on."""
     proof = certify(operator)
@@ -144,13 +144,15 @@ def _find_work(runner: Any) -> _Work:
     for impl in found.attentions:
         attentions.setdefault(impl.shape(model.dtype), []).append(impl)
     sampled = SamplingShape(model.get_vocab_size(), model.dtype, scheduler.max_num_seqs)
+    means = on_card(runner.device)
     return _Work(
         found=found,
         layers=layer_operators(
-            found, model.dtype, model.hf_text_config.intermediate_size, runner.device
+            found, model.dtype, model.hf_text_config.intermediate_size, runner.device, _SEED
         ),
-        sampling=sampling_operators(sampled, card_sampler(runner.device)),
+        sampling=sampling_operators(sampled, means),
         sampled=sampled,
+        means=means,
         attentions=attentions,
         block_size=config.cache_config.block_size,
         longest=model.max_model_len,
@@ -174,8 +176,7 @@ def _install(runner: Any, work: _Work, plan: Plan) -> list[HasReference]:
         serving.append(launcher)
         for impl in impls:
             impl.launcher = launcher
-    race = card_sampler(work.device).race
-    return [*serving, *install_sampler(runner, work.sampling, plans, race)]
+    return [*serving, *install_sampler(runner, work.sampling, plans, work.means.race)]
 
 
 def _workspace(work: _Work) -> Workspace:

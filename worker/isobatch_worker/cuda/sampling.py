@@ -5,14 +5,14 @@ from isobatch_kernels.certification import Tensors
 from isobatch_kernels.exponential import exponential_rows
 from isobatch_kernels.log_softmax import log_softmax
 
-from isobatch_worker.sampler import Device, Draw
+from isobatch_worker.sampler import Draw, Means
 
 _WORD = 1 << 64
 
 
-def card_sampler(device: torch.device) -> Device:
+def on_card(device: torch.device) -> Means:
     """Our log-softmax and noise; vLLM's filters, as far as they are admitted."""
-    return Device(device, _log_softmax, _softmax, race, few=64, every=256)
+    return Means(device, _log_softmax, _softmax, race, few=64, every=256)
 
 
 def _log_softmax(x: torch.Tensor) -> Tensors:
