@@ -4,6 +4,7 @@ WorkerError
 +-- ModelUriError       a model URI that is malformed
 +-- ModelUnavailable    a model that cannot be had here
 +-- DigestMismatch      other weights than the ones asked for
++-- ShapeError          a text that names no operator shape
 """
 
 
@@ -21,3 +22,7 @@ class ModelUnavailable(WorkerError):
 
 class DigestMismatch(WorkerError):
     """Other weights than the ones asked for."""
+
+
+class ShapeError(WorkerError, ValueError):
+    """A text that names no operator shape."""

@@ -112,21 +112,25 @@ def _linear(module: torch.nn.Module, shapes: Shapes) -> RowOperator | None:
     found = getattr(module, seams.LINEAR_SHAPE, None)
     if found is None or type(module).__name__ == "VocabParallelEmbedding":
         return None
-    rows, columns, dtype = found
+    # An LM head is called with one row a request; more (prompt logprobs) runs as blocks.
+    is_head = type(module).__name__ == "ParallelLMHead"
+    most = min(64, shapes.max_tokens) if is_head else shapes.max_tokens
+    return library_rows(*found, most)
+
+
+def library_rows(n: int, k: int, dtype: torch.dtype, max_rows: int) -> RowOperator:
+    """VLLM's CPU linear on drawn weights [n, k], for up to `max_rows` rows."""
     library: list[Callable[..., torch.Tensor]] = []
 
     def run(x: torch.Tensor) -> tuple[torch.Tensor]:
         if not library:  # packed at the first proof only: a cached plan needs none
-            library.append(seams.library_linear(_weights(rows, columns, dtype)))
+            library.append(seams.library_linear(_weights(n, k, dtype)))
         return (library[0](x, None),)
 
     def draw(count: int, generator: torch.Generator) -> tuple[torch.Tensor]:
-        return (mixed_rows(count, columns, dtype, generator),)
+        return (mixed_rows(count, k, dtype, generator),)
 
-    # An LM head is called with one row a request; more (prompt logprobs) runs as blocks.
-    is_head = type(module).__name__ == "ParallelLMHead"
-    most = min(64, shapes.max_tokens) if is_head else shapes.max_tokens
-    return RowOperator("linear", f"{rows}x{columns} {dtype}", run, draw, most)
+    return RowOperator("linear", f"{n}x{k} {dtype}", run, draw, max_rows)
 
 
 def _weights(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:

@@ -12,12 +12,12 @@ from isobatch_kernels.attention_plan import (
     reprove_attention,
 )
 from isobatch_kernels.attention_tree import AttentionShape, tree_of
-from isobatch_kernels.certification import CertificationRefused, Operator, certify
+from isobatch_kernels.certification import CertificationRefused, Operator
 from isobatch_kernels.exponential import SAMPLER
 from isobatch_kernels.linear_plan import LinearShape, choice_of, plan_linear, reprove_linear
 from isobatch_kernels.matmul_schedules import CertifiedLinear
 from isobatch_kernels.paged_attention import AttentionLauncher, Workspace, allocate_workspace
-from isobatch_kernels.plan import OperatorPlan, Plan, operator_plan
+from isobatch_kernels.plan import Plan
 from isobatch_kernels.rows import RowOperator, row_operator
 from isobatch_kernels.tree import family_of, linear_tree
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
@@ -28,6 +28,7 @@ from isobatch_worker.certificate import (
     Prepared,
     Subject,
     prove,
+    proved_at_every_count,
     subject_of,
     wanted_plan,
 )
@@ -104,7 +105,7 @@ class _Work:
             *(self._linear(shape) for shape in self.found.linears.values()),
             *(self._attention(shape) for shape in self.attentions),
             *(
-                Subject((o.name, o.shape, o.tree), partial(_proved_at_every_count, o))
+                Subject((o.name, o.shape, o.tree), partial(proved_at_every_count, o))
                 for o in self.layers
             ),
             *(subject_of(row_operator(o, _SEED)) for o in self.sampling),
@@ -125,15 +126,6 @@ class _Work:
             partial(plan_attention, shape, self.block_size, self.device, _SEED),
             lambda plan: reprove_attention(plan, shape, self.block_size, self.device, _SEED),
         )
-
-
-def _proved_at_every_count(operator: Operator) -> OperatorPlan:
-    """Layers run inside of graphs by one kernel: there is no other to fall back on."""
-    proof = certify(operator)
-    if proof.refused:
-        name, reason = next(iter(proof.refused.items()))
-        raise CertificationRefused(f"{operator.name} {operator.shape}: {name}: {reason}")
-    return operator_plan(proof)
 
 
 def _find_work(runner: Any) -> _Work:
