@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from isobatch_worker.engine_config import ON_CPU, refusals
+from isobatch_worker.engine_config import On, refusals
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -42,7 +42,7 @@ def configure(tmp_path: Path) -> Configure:
 
 
 def test_the_defaults_of_a_cpu_are_certified(configure: Configure) -> None:
-    assert refusals(configure("--enforce-eager"), ON_CPU) == []
+    assert refusals(configure("--enforce-eager"), On.CPU) == []
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_whatever_the_spelling_what_is_not_certified_is_refused(
 ) -> None:
     eager = () if "--no-enforce-eager" in arguments else ("--enforce-eager",)
 
-    assert any(said.startswith(named) for said in refusals(configure(*eager, *arguments), ON_CPU))
+    assert any(said.startswith(named) for said in refusals(configure(*eager, *arguments), On.CPU))
 
 
 def test_a_file_of_arguments_is_no_way_around(configure: Configure, tmp_path: Path) -> None:
     config = tmp_path / "vllm.yaml"
     config.write_text("tensor-parallel-size: 2\n")
 
-    assert refusals(configure("--enforce-eager", "--config", str(config)), ON_CPU)
+    assert refusals(configure("--enforce-eager", "--config", str(config)), On.CPU)

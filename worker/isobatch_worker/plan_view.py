@@ -1,4 +1,4 @@
-"""Decides what is shown of a plan: schedules, refusals, the choice by rows; and says it in words."""
+"""Decides what people are shown of a plan: schedules, refusals, choices; says it in words too."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ from isobatch_worker import seams
 from isobatch_worker.certificate import Certification, Prepared, prove, subject_of, wanted_plan
 from isobatch_worker.coverage import Covered, Shapes, cover
 from isobatch_worker.cpu_attention import AttentionShape, paged_attention, shape_of
-from isobatch_worker.engine_config import ON_CPU, refusals
+from isobatch_worker.engine_config import On, refusals
 from isobatch_worker.environment import cpu_arithmetic
 from isobatch_worker.sampler import (
     ON_TORCH,
@@ -65,7 +65,7 @@ def prepare(runner: Any) -> Prepared:
         raise CertificationRefused(
             "VLLM_CPU_ATTN_SPLIT_KV must be 0: the split moves with the batch"
         )
-    refused = refusals(runner.vllm_config, ON_CPU)
+    refused = refusals(runner.vllm_config, On.CPU)
     if refused:
         raise CertificationRefused(f"this configuration is not certified: {'; '.join(refused)}")
     work = _find_work(runner)
@@ -115,7 +115,8 @@ def _linear(module: torch.nn.Module, shapes: Shapes) -> RowOperator | None:
     # An LM head is called with one row a request; more (prompt logprobs) runs as blocks.
     is_head = type(module).__name__ == "ParallelLMHead"
     most = min(64, shapes.max_tokens) if is_head else shapes.max_tokens
-    return library_rows(*found, most)
+    n, k, dtype = found
+    return library_rows(n, k, dtype, most)
 
 
 def library_rows(n: int, k: int, dtype: torch.dtype, max_rows: int) -> RowOperator:

@@ -36,9 +36,9 @@ from isobatch_worker.cuda.attention import StrictAttentionBackend
 from isobatch_worker.cuda.coverage import Found, cover
 from isobatch_worker.cuda.layers import register_layers
 from isobatch_worker.cuda.operators import LINEARS, register_operators
-from isobatch_worker.cuda.rows import layer_operators
+from isobatch_worker.cuda.rows import layer_operators, noise_operator
 from isobatch_worker.cuda.sampling import on_card
-from isobatch_worker.engine_config import ON_CUDA, refusals
+from isobatch_worker.engine_config import On, refusals
 from isobatch_worker.environment import cuda_arithmetic
 from isobatch_worker.probe import HasReference
 from isobatch_worker.sampler import Means, SamplingShape, install_sampler, sampling_operators
@@ -72,7 +72,7 @@ def _linear(
 def prepare(runner: Any) -> Prepared:
     """Certify the operators of `runner`'s model, or refuse it by `CertificationRefused`."""
     started = time.monotonic()
-    refused = refusals(runner.vllm_config, ON_CUDA)
+    refused = refusals(runner.vllm_config, On.CUDA)
     if refused:
         raise CertificationRefused(f"this configuration is not certified: {'; '.join(refused)}")
     work = _find_work(runner)
@@ -139,9 +139,12 @@ def _find_work(runner: Any) -> _Work:
     means = on_card(runner.device)
     return _Work(
         found=found,
-        layers=layer_operators(
-            found, model.dtype, model.hf_text_config.intermediate_size, runner.device, _SEED
-        ),
+        layers=[
+            *layer_operators(
+                found, model.dtype, model.hf_text_config.intermediate_size, runner.device, _SEED
+            ),
+            noise_operator(sampled, runner.device, _SEED),
+        ],
         sampling=sampling_operators(sampled, means),
         sampled=sampled,
         means=means,

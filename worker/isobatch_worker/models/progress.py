@@ -39,7 +39,7 @@ def show_progress(what: str) -> Iterator[Progress]:
 
 @contextmanager
 def show_steps() -> Iterator[Step]:
-    """A callback for work of named steps: a spinner on a terminal, else a line a step, on stderr."""
+    """A callback for work of named steps: a spinner on a terminal, else lines, on stderr."""
     if sys.stderr.isatty():
         from rich.console import Console  # only for people
 
