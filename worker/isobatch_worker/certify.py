@@ -61,6 +61,8 @@ def certify(argv: list[str]) -> int:
             if options.shapes is None:
                 view = _certify_model(options, step)
             else:
+                # vLLM logs to stdout otherwise, which is the answer's; read when it is imported.
+                os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
                 from isobatch_worker.certify_shapes import certify_shapes  # torch, for this alone
 
                 asked = [parse_shape(text) for text in options.shapes]

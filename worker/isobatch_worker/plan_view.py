@@ -115,6 +115,9 @@ def _paragraph(operator: OperatorView) -> Iterator[str]:
         f"{', '.join(admitted) or 'none, ' + BLOCKS + ' serve'}; "
         f"{operator.comparisons} comparisons"
     )
+    untried = [c.name for c in operator.candidates if not c.admitted and c.refused is None]
+    if untried:
+        yield f"  not tried   {', '.join(untried)}: a candidate liked better was admitted"
     for candidate in operator.candidates:
         if candidate.refused is not None:
             where = "elsewhere admitted" if candidate.admitted else "nowhere admitted"
