@@ -1,4 +1,4 @@
-"""`isobatch certify`, by its own command line; a whole model is certified in tests/e2e."""
+"""`isobatch certify`, by its own command line, on shapes and on what it refuses."""
 
 import json
 import subprocess
