@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ class Told:
     """What a client saw of one request: `status` is None where the connection ended early."""
 
     tier: str
+    asked: float  # monotonic seconds
     status: int | None
     served_by: str
     is_whole: bool  # ended as its protocol says: JSON, or a stream with its [DONE]
@@ -69,6 +71,7 @@ async def _ask_on(
 
 
 async def _ask(client: httpx.AsyncClient, tier: str, body: dict[str, object]) -> Told:
+    asked = time.monotonic()
     try:
         answer = await client.post(
             "/v1/completions", json=body, headers={"X-Consistency-Tier": tier}
@@ -76,10 +79,11 @@ async def _ask(client: httpx.AsyncClient, tier: str, body: dict[str, object]) ->
     except httpx.TimeoutException:
         raise
     except httpx.TransportError:  # the gateway itself died
-        return Told(tier, None, "", is_whole=False)
+        return Told(tier, asked, None, "", is_whole=False)
     ends = b"data: [DONE]\n\n" if body["stream"] and answer.status_code == 200 else b"}"
     return Told(
         tier,
+        asked,
         answer.status_code,
         answer.headers.get("x-served-by", ""),
         is_whole=answer.content.endswith(ends),

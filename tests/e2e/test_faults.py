@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import time
 from typing import Any
 
 import httpx
@@ -56,14 +57,14 @@ def test_a_process_killed_under_load_is_replaced_and_gives_the_same_bits(
         assert victims
         for victim in victims:
             victim.send_signal(signal.SIGKILL)
-        seen = len(told)
+        before_loss = len(told)
+        wait_for(lambda: _refused(told[before_loss:], pool), 60, "the loss is noticed")
+        lost = time.monotonic()
 
         def is_back() -> bool:
-            return pool in {POOL[t] for t in _answered(told[seen:])} and not any(
-                v.is_running() for v in victims
-            )
+            answered = {POOL[tier] for tier in _answered(told, since=lost)}
+            return pool in answered and not any(v.is_running() for v in victims)
 
-        wait_for(lambda: _refused(told[seen:], pool), 60, "the loss is noticed")
         seconds = wait_for(is_back, BACK_SECONDS, f"{pool} answers again")
 
     report_figure(f"{title} killed under load", f"{_counts(told)}; back in {seconds:.0f} s")
@@ -82,8 +83,8 @@ def test_a_gateway_killed_under_load_is_replaced(service: Any, report_figure: An
         wait_for(lambda: _answered(told) == set(POOL), 60, "both tiers are under load")
         gateway.send_signal(signal.SIGKILL)
         wait_for(lambda: any(t.status is None for t in told), 60, "the loss is noticed")
-        seen = len(told)
-        seconds = wait_for(lambda: _answered(told[seen:]) == set(POOL), 60, "the gateway is back")
+        lost = time.monotonic()
+        seconds = wait_for(lambda: _answered(told, since=lost) == set(POOL), 60, "it is back")
 
     report_figure("gateway killed under load", f"{_counts(told)}; back in {seconds:.1f} s")
     assert not gateway.is_running()
@@ -91,8 +92,9 @@ def test_a_gateway_killed_under_load_is_replaced(service: Any, report_figure: An
     assert {t.status for t in told} == {200, None}
 
 
-def _answered(told: list[Told]) -> set[str]:
-    return {t.tier for t in told if t.is_answered}
+def _answered(told: list[Told], since: float = 0.0) -> set[str]:
+    """The tiers that answered a request asked after `since`."""
+    return {t.tier for t in told if t.is_answered and t.asked > since}
 
 
 def _refused(told: list[Told], pool: str) -> bool:
