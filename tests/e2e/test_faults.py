@@ -89,7 +89,8 @@ def test_a_gateway_killed_under_load_is_replaced(service: Any, report_figure: An
     report_figure("gateway killed under load", f"{_counts(told)}; back in {seconds:.1f} s")
     assert not gateway.is_running()
     assert all(t.is_of_its_tier for t in told)
-    assert {t.status for t in told} == {200, None}
+    # 503: the new one has not yet heard from a replica.
+    assert {200, None} <= {t.status for t in told} <= {200, 503, None}
 
 
 def _answered(told: list[Told], since: float = 0.0) -> set[str]:
