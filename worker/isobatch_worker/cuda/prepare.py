@@ -140,10 +140,17 @@ def _find_work(runner: Any) -> _Work:
         ],
         sampled=sampled,
         attentions=attentions,
-        block_size=config.cache_config.block_size,
+        block_size=_block_size(config.cache_config),
         longest=model.max_model_len,
         device=runner.device,
     )
+
+
+def _block_size(cache: Any) -> int:
+    """Slots of the blocks that will be served: vLLM asks the backend only after the weights."""
+    if cache.user_specified_block_size:
+        return int(cache.block_size)
+    return int(StrictAttentionBackend.get_preferred_block_size(cache.DEFAULT_BLOCK_SIZE))
 
 
 def _install(runner: Any, work: _Work, plan: Plan) -> list[HasReference]:
@@ -158,7 +165,7 @@ def _install(runner: Any, work: _Work, plan: Plan) -> list[HasReference]:
     workspace = _workspace(work)
     for shape, impls in work.attentions.items():
         admitted = admitted_schedules(plans["attention", shape.name], shape, work.block_size)
-        launcher = AttentionLauncher(shape, admitted, workspace, multiprocessors)
+        launcher = AttentionLauncher(shape, admitted, workspace, multiprocessors, work.block_size)
         serving.append(launcher)
         for impl in impls:
             impl.launcher = launcher
