@@ -2,7 +2,7 @@
 
 A ledger is one chain of records per gateway replica. A record is JSON in the canonical form of RFC
 8785, and holds no floats: a number that is no integer stands as its text, bits as hex. Each names
-the SHA-256 of the record before; all but `open` are signed (ed25519, RFC 8032) over those bytes, and
+the SHA-256 of the record before; all but `open` are signed (ed25519, RFC 8032) over those, and
 an `open` is vouched for by the next signed one, which depends on its hash.
 """
 

@@ -109,7 +109,7 @@ class Verifier:
     _sought: dict[tuple[str, int], str] = field(default_factory=dict)
 
     def seek(self, chain: str, seq: int, digest: str) -> None:
-        """Require that record `seq` of `chain` has `digest`: a checkpoint or later receipt says so."""
+        """Require that record `seq` of `chain` has `digest`: as a checkpoint or receipt says."""
         self._sought[chain, seq] = digest
 
     def take(self, number: int, raw: bytes) -> None:
@@ -166,7 +166,9 @@ class Verifier:
             if Head(seq - 1, prev) != START:
                 self._gaps.append((chain, seq, prev))
         elif seq != before.seq + 1:
-            self._find(chain, seq, f"stands after record {before.seq}: dropped, swapped or repeated")
+            self._find(
+                chain, seq, f"stands after record {before.seq}: dropped, swapped or repeated"
+            )
         elif prev != before.digest:
             self._find(chain, seq, f"does not name record {before.seq} as it is: one was changed")
 

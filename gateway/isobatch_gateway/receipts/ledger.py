@@ -74,9 +74,7 @@ class Ledger:
                 "opened": {"seq": opened.seq, "digest": opened.digest},
             }
             tenant = None if opened.receipt is None else self.store.tenant(opened.receipt)
-            entries.append(
-                _Entry(Draft("final", body, opened.receipt, now), tenant, None, _nobody)
-            )
+            entries.append(_Entry(Draft("final", body, opened.receipt, now), tenant, None, _nobody))
         self._write(entries)
         self._thread.start()
         return len(pending)
@@ -117,7 +115,7 @@ class Ledger:
     async def append(
         self, kind: str, body: dict[str, Any], receipt: str | None = None, tenant: str | None = None
     ) -> Sealed:
-        """Write a signed record of any kind; durable when it returns. Raises `LedgerUnavailable`."""
+        """Write a signed record; durable when it returns. Raises `LedgerUnavailable`."""
         return await self.begin(Draft(kind, body, receipt, time.time_ns() // 1_000_000), tenant)
 
     def close(self) -> None:

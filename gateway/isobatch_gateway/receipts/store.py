@@ -171,7 +171,7 @@ class Store:
         return None
 
     def replace(self, chain: str, through: int, tombstone: Row) -> None:
-        """Remove the records of `chain` up to `through` and keep `tombstone`, in one transaction."""
+        """Remove what `chain` has up to `through` and keep `tombstone`, as one transaction."""
         gone = (RECORDS.c.chain == chain) & (RECORDS.c.seq <= through)
         receipts = sa.select(RECORDS.c.receipt).where(gone & RECORDS.c.receipt.is_not(None))
         try:
