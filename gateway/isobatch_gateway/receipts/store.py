@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from alembic import command
@@ -161,13 +161,13 @@ class Store:
             (RECORDS.c.chain == chain) & (RECORDS.c.at >= before)
         )
         with self._engine.connect() as connection:
-            ends = [connection.execute(q).scalar_one_or_none() for q in (oldest_pending, young)]
-        ends = [end for end in ends if end is not None]
+            found = [connection.execute(q).scalar_one_or_none() for q in (oldest_pending, young)]
+        ends = [int(end) for end in found if end is not None]
         query = _records().where(RECORDS.c.chain == chain)
         if ends:
             query = query.where(RECORDS.c.seq < min(ends))
-        for found in self._read(query.order_by(RECORDS.c.seq.desc()).limit(1)):
-            return found
+        for record in self._read(query.order_by(RECORDS.c.seq.desc()).limit(1)):
+            return record
         return None
 
     def replace(self, chain: str, through: int, tombstone: Row) -> None:
@@ -186,17 +186,17 @@ class Store:
         """Let go of the database."""
         self._engine.dispose()
 
-    def _read(self, query: sa.Select[tuple[object, ...]]) -> Iterator[Sealed]:
+    def _read(self, query: sa.Select[Any]) -> Iterator[Sealed]:
         try:
             with self._engine.connect() as connection:
                 rows = connection.execute(query).all()
         except SQLAlchemyError as exc:
             raise StoreFailed(_said(exc)) from exc
         for chain, seq, kind, receipt, at, payload, signature in rows:
-            yield Sealed(chain, seq, kind, receipt, at, bytes(payload), bytes(signature))  # type: ignore[arg-type, call-overload]  # a table's columns
+            yield Sealed(chain, seq, kind, receipt, at, bytes(payload), bytes(signature))
 
 
-def _records() -> sa.Select[tuple[object, ...]]:
+def _records() -> sa.Select[Any]:
     names = ("chain", "seq", "kind", "receipt", "at", "payload", "signature")
     return sa.select(*(RECORDS.c[name] for name in names))
 
