@@ -27,34 +27,56 @@ def worker(argv: list[str]) -> int:
     options = _worker_parser().parse_args(argv)
     correct_wheel_tag()
     try:
-        cache_dir = usable_cache_dir()
-        model = resolve(
-            options.model,
-            cache_dir=cache_dir,
-            expected_digest=options.digest,
-            progress=show_progress,
-        )
         with tempfile.TemporaryDirectory(prefix="isobatch-worker-") as folder:
-            settings = Settings(
-                pool=PoolName(options.pool),
-                model_path=str(model.path),
-                model_digest=model.digest,
-                served_name=options.served_model_name or model.path.name,
-                host=options.host,
-                port=options.port,
-                vllm_args=tuple(options.vllm_args),
-                is_cpu=_is_cpu(),
-                cores=len(os.sched_getaffinity(0)),
-                report_path=str(Path(folder) / "numerics.json"),
-                cache_folder=str(cache_dir),
-                digest_of_file=_digest_of_file,
+            settings = settings_of(
+                options,
+                PoolName(options.pool),
+                served_name=options.served_model_name,
+                address=(options.host, options.port),
+                folder=Path(folder),
             )
             launch = compose(settings, os.environ)
-            print(f"model {model.uri} digest {model.digest}", file=sys.stderr)  # noqa: T201
+            print(f"model {options.model} digest {settings.model_digest}", file=sys.stderr)  # noqa: T201
             return supervise(launch)
     except (WorkerError, WrongUse) as refusal:
         print(f"isobatch worker: {refusal}", file=sys.stderr)  # noqa: T201  # a command speaks
         return 2
+
+
+def settings_of(
+    options: argparse.Namespace,
+    pool: PoolName,
+    *,
+    served_name: str | None,
+    address: tuple[str, int],
+    folder: Path,
+) -> Settings:
+    """What a worker of `pool` is started from on this machine; its run files lie in `folder`.
+
+    `options` has `model`, `digest` and `vllm_args`. Raises a `WorkerError` where the model cannot
+    be had.
+    """
+    cache_dir = usable_cache_dir()
+    model = resolve(
+        options.model,
+        cache_dir=cache_dir,
+        expected_digest=options.digest,
+        progress=show_progress,
+    )
+    return Settings(
+        pool=pool,
+        model_path=str(model.path),
+        model_digest=model.digest,
+        served_name=served_name or model.path.name,
+        host=address[0],
+        port=address[1],
+        vllm_args=tuple(options.vllm_args),
+        is_cpu=_is_cpu(),
+        cores=len(os.sched_getaffinity(0)),
+        report_path=str(folder / "numerics.json"),
+        cache_folder=str(cache_dir),
+        digest_of_file=_digest_of_file,
+    )
 
 
 def _worker_parser() -> argparse.ArgumentParser:

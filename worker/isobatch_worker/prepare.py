@@ -15,10 +15,17 @@ from isobatch_kernels.rows import CertifiedRows, RowOperator, row_operator
 from vllm import envs
 
 from isobatch_worker import seams
-from isobatch_worker.certificate import Certification, Prepared, prove, subject_of, wanted_plan
+from isobatch_worker.certificate import (
+    SEED,
+    Certification,
+    Prepared,
+    prove,
+    subject_of,
+    wanted_plan,
+)
 from isobatch_worker.coverage import Covered, Shapes, cover
 from isobatch_worker.cpu_attention import AttentionShape, paged_attention, shape_of
-from isobatch_worker.engine_config import ON_CPU, refusals
+from isobatch_worker.engine_config import On, refusals
 from isobatch_worker.environment import cpu_arithmetic
 from isobatch_worker.sampler import (
     ON_TORCH,
@@ -26,8 +33,6 @@ from isobatch_worker.sampler import (
     install_sampler,
     sampling_operators,
 )
-
-_SEED = 20260101  # of the inputs drawn; any constant will do, a constant keeps proofs repeatable
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +47,10 @@ class _Work:
     def operators(self) -> dict[tuple[str, str], Operator]:
         """By (operator, shape), each once."""
         rows = [c.operator for c in self.covered] + self.sampling
-        found = {(o.name, o.shape): row_operator(o, _SEED) for o in rows}
+        found = {(o.name, o.shape): row_operator(o, SEED) for o in rows}
         for shape in self.attention:
             operator = attention_operator(
-                paged_attention(shape, self.shapes.max_positions, _SEED), _SEED
+                paged_attention(shape, self.shapes.max_positions, SEED), SEED
             )
             found[operator.name, operator.shape] = operator
         return found
@@ -65,7 +70,7 @@ def prepare(runner: Any) -> Prepared:
         raise CertificationRefused(
             "VLLM_CPU_ATTN_SPLIT_KV must be 0: the split moves with the batch"
         )
-    refused = refusals(runner.vllm_config, ON_CPU)
+    refused = refusals(runner.vllm_config, On.CPU)
     if refused:
         raise CertificationRefused(f"this configuration is not certified: {'; '.join(refused)}")
     work = _find_work(runner)
@@ -112,26 +117,31 @@ def _linear(module: torch.nn.Module, shapes: Shapes) -> RowOperator | None:
     found = getattr(module, seams.LINEAR_SHAPE, None)
     if found is None or type(module).__name__ == "VocabParallelEmbedding":
         return None
-    rows, columns, dtype = found
+    # An LM head is called with one row a request; more (prompt logprobs) runs as blocks.
+    is_head = type(module).__name__ == "ParallelLMHead"
+    most = min(64, shapes.max_tokens) if is_head else shapes.max_tokens
+    n, k, dtype = found
+    return library_rows(n, k, dtype, most)
+
+
+def library_rows(n: int, k: int, dtype: torch.dtype, max_rows: int) -> RowOperator:
+    """VLLM's CPU linear on drawn weights [n, k], for up to `max_rows` rows."""
     library: list[Callable[..., torch.Tensor]] = []
 
     def run(x: torch.Tensor) -> tuple[torch.Tensor]:
         if not library:  # packed at the first proof only: a cached plan needs none
-            library.append(seams.library_linear(_weights(rows, columns, dtype)))
+            library.append(seams.library_linear(_weights(n, k, dtype)))
         return (library[0](x, None),)
 
     def draw(count: int, generator: torch.Generator) -> tuple[torch.Tensor]:
-        return (mixed_rows(count, columns, dtype, generator),)
+        return (mixed_rows(count, k, dtype, generator),)
 
-    # An LM head is called with one row a request; more (prompt logprobs) runs as blocks.
-    is_head = type(module).__name__ == "ParallelLMHead"
-    most = min(64, shapes.max_tokens) if is_head else shapes.max_tokens
-    return RowOperator("linear", f"{rows}x{columns} {dtype}", run, draw, most)
+    return RowOperator("linear", f"{n}x{k} {dtype}", run, draw, max_rows)
 
 
 def _weights(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     """[rows, columns]: a third each constant (paired inputs cancel), wide-range, and normal."""
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(SEED)
     weight = torch.randn(rows, columns, generator=generator)
     weight[0::3] = torch.sign(weight[0::3, :1]).expand(-1, columns)
     weight[1::3] *= torch.exp(2 * torch.randn(weight[1::3].shape, generator=generator))

@@ -12,21 +12,23 @@ from isobatch_kernels.attention_plan import (
     reprove_attention,
 )
 from isobatch_kernels.attention_tree import AttentionShape, tree_of
-from isobatch_kernels.certification import CertificationRefused, Operator, certify
+from isobatch_kernels.certification import CertificationRefused, Operator
 from isobatch_kernels.exponential import SAMPLER
 from isobatch_kernels.linear_plan import LinearShape, choice_of, plan_linear, reprove_linear
 from isobatch_kernels.matmul_schedules import CertifiedLinear
 from isobatch_kernels.paged_attention import AttentionLauncher, Workspace, allocate_workspace
-from isobatch_kernels.plan import OperatorPlan, Plan, operator_plan
+from isobatch_kernels.plan import Plan
 from isobatch_kernels.rows import RowOperator, row_operator
 from isobatch_kernels.tree import family_of, linear_tree
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from isobatch_worker import seams
 from isobatch_worker.certificate import (
+    SEED,
     Certification,
     Prepared,
     Subject,
+    lone_subject,
     prove,
     subject_of,
     wanted_plan,
@@ -35,14 +37,12 @@ from isobatch_worker.cuda.attention import StrictAttentionBackend
 from isobatch_worker.cuda.coverage import Found, cover
 from isobatch_worker.cuda.layers import register_layers
 from isobatch_worker.cuda.operators import LINEARS, register_operators
-from isobatch_worker.cuda.rows import layer_operators
+from isobatch_worker.cuda.rows import layer_operators, noise_operator
 from isobatch_worker.cuda.sampling import on_card
-from isobatch_worker.engine_config import ON_CUDA, refusals
+from isobatch_worker.engine_config import On, refusals
 from isobatch_worker.environment import cuda_arithmetic
 from isobatch_worker.probe import HasReference
 from isobatch_worker.sampler import Means, SamplingShape, install_sampler, sampling_operators
-
-_SEED = 20260101  # of the inputs drawn; any constant will do, a constant keeps proofs repeatable
 
 
 def install() -> None:
@@ -71,7 +71,7 @@ def _linear(
 def prepare(runner: Any) -> Prepared:
     """Certify the operators of `runner`'s model, or refuse it by `CertificationRefused`."""
     started = time.monotonic()
-    refused = refusals(runner.vllm_config, ON_CUDA)
+    refused = refusals(runner.vllm_config, On.CUDA)
     if refused:
         raise CertificationRefused(f"this configuration is not certified: {'; '.join(refused)}")
     work = _find_work(runner)
@@ -101,39 +101,31 @@ class _Work:
     def subjects(self) -> list[Subject]:
         """Each operator once."""
         return [
-            *(self._linear(shape) for shape in self.found.linears.values()),
-            *(self._attention(shape) for shape in self.attentions),
-            *(
-                Subject((o.name, o.shape, o.tree), partial(_proved_at_every_count, o))
-                for o in self.layers
-            ),
-            *(subject_of(row_operator(o, _SEED)) for o in self.sampling),
+            *(linear_subject(shape, self.device) for shape in self.found.linears.values()),
+            *(attention_subject(s, self.block_size, self.device) for s in self.attentions),
+            *map(lone_subject, self.layers),
+            *(subject_of(row_operator(o, SEED)) for o in self.sampling),
         ]
 
-    def _linear(self, shape: LinearShape) -> Subject:
-        family = family_of(torch.cuda.get_device_capability(self.device))
-        tree = linear_tree(shape.n, shape.k, shape.dtype, family)
-        return Subject(
-            ("linear", shape.name, tree.name),
-            partial(plan_linear, shape, self.device, _SEED),
-            lambda plan: reprove_linear(plan, shape, self.device, _SEED),
-        )
 
-    def _attention(self, shape: AttentionShape) -> Subject:
-        return Subject(
-            ("attention", shape.name, tree_of(shape).name),
-            partial(plan_attention, shape, self.block_size, self.device, _SEED),
-            lambda plan: reprove_attention(plan, shape, self.block_size, self.device, _SEED),
-        )
+def linear_subject(shape: LinearShape, device: torch.device) -> Subject:
+    """A linear, by all schedules of its tree."""
+    family = family_of(torch.cuda.get_device_capability(device))
+    tree = linear_tree(shape.n, shape.k, shape.dtype, family)
+    return Subject(
+        ("linear", shape.name, tree.name),
+        partial(plan_linear, shape, device, SEED),
+        lambda plan: reprove_linear(plan, shape, device, SEED),
+    )
 
 
-def _proved_at_every_count(operator: Operator) -> OperatorPlan:
-    """Layers run inside of graphs by one kernel: there is no other to fall back on."""
-    proof = certify(operator)
-    if proof.refused:
-        name, reason = next(iter(proof.refused.items()))
-        raise CertificationRefused(f"{operator.name} {operator.shape}: {name}: {reason}")
-    return operator_plan(proof)
+def attention_subject(shape: AttentionShape, block_size: int, device: torch.device) -> Subject:
+    """Paged attention in blocks of `block_size` slots, by all schedules of its tree."""
+    return Subject(
+        ("attention", shape.name, tree_of(shape).name),
+        partial(plan_attention, shape, block_size, device, SEED),
+        lambda plan: reprove_attention(plan, shape, block_size, device, SEED),
+    )
 
 
 def _find_work(runner: Any) -> _Work:
@@ -147,9 +139,12 @@ def _find_work(runner: Any) -> _Work:
     means = on_card(runner.device)
     return _Work(
         found=found,
-        layers=layer_operators(
-            found, model.dtype, model.hf_text_config.intermediate_size, runner.device, _SEED
-        ),
+        layers=[
+            *layer_operators(
+                found, model.dtype, model.hf_text_config.intermediate_size, runner.device, SEED
+            ),
+            noise_operator(sampled, runner.device, SEED),
+        ],
         sampling=sampling_operators(sampled, means),
         sampled=sampled,
         means=means,
