@@ -57,6 +57,8 @@ class SequenceDigests(Document):
     """
 
     index: int
+    prompt: int  # which prompt of the request it continues
+    prompt_tokens: int
     tokens: int
     finished: bool
     token_ids: Digest

@@ -33,6 +33,7 @@ from isobatch_worker.sampler import (
     install_sampler,
     sampling_operators,
 )
+from isobatch_worker.seam_list import ON_CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class _Work:
 
 def install() -> None:
     """Put the strict pool into vLLM. Raises `SeamsChanged` for one not read. Idempotent."""
-    seams.check(seams.ON_CPU)
+    seams.check(ON_CPU)
     certification = Certification(prepare)
     seams.install_on_cpu(certification.prepare, certification.confirm)
 

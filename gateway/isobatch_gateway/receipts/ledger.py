@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import orjson
+import structlog
 
+from isobatch_gateway.errors import LedgerUnavailable
 from isobatch_gateway.receipts.canonical import NotCanonical
 from isobatch_gateway.receipts.chain import START, Draft, Head, Sealed, seal
 from isobatch_gateway.receipts.signing import Signer
@@ -20,10 +22,6 @@ from isobatch_gateway.receipts.store import Row, Store, StoreFailed
 
 _MOST_AT_ONCE = 256
 _CHECKPOINT_EVERY = 1000  # records
-
-
-class LedgerUnavailable(Exception):
-    """The record is not durable; the message says why."""
 
 
 class Outcome(NamedTuple):
@@ -41,6 +39,10 @@ class _Entry(NamedTuple):
     signer: Signer | None = None  # of another key than the current one
 
 
+class _Expiry(NamedTuple):
+    before: int  # ms since 1970
+
+
 class Ledger:
     """The chain `chain` in `store`, signed by the last of `signers`; those before are former."""
 
@@ -50,7 +52,7 @@ class Ledger:
         self.is_failing = False
         self._head: Head = START
         self._since_checkpoint = 0
-        self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Entry | _Expiry | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
 
     def start(self) -> int:
@@ -118,6 +120,10 @@ class Ledger:
         """Write a signed record; durable when it returns. Raises `LedgerUnavailable`."""
         return await self.begin(Draft(kind, body, receipt, time.time_ns() // 1_000_000), tenant)
 
+    def expire(self, before: int) -> None:
+        """Remove soon what is older than `before` (ms), and leave a signed tombstone for it."""
+        self._queue.put(_Expiry(before))
+
     def close(self) -> None:
         """Write what waits, and end."""
         if self._thread.is_alive():
@@ -127,28 +133,36 @@ class Ledger:
 
     def _run(self) -> None:
         while True:
-            entry = self._queue.get()
+            item = self._queue.get()
             entries: list[_Entry] = []
-            while entry is not None:
-                entries.append(entry)
+            while isinstance(item, _Entry):
+                entries.append(item)
                 if len(entries) >= _MOST_AT_ONCE or self._queue.empty():
                     break
-                entry = self._queue.get()
+                item = self._queue.get()
             if entries:
                 self._commit(entries)
-            if entry is None:
+            if isinstance(item, _Expiry):
+                self._expire(item.before)
+            if item is None:
                 return
 
     def _commit(self, entries: list[_Entry]) -> None:
         try:
             sealed = self._write(entries)
-        except StoreFailed as exc:
+        except Exception as exc:  # noqa: BLE001  # whoever waits must hear of it, whatever it was
+            said = str(exc) if isinstance(exc, StoreFailed) else type(exc).__name__
+            log = structlog.get_logger()
+            if not self.is_failing:
+                log.error("receipt ledger cannot be written: strict is refused", reason=said)
             # Others may write to a shared database: what is there decides, once it answers again.
             self.is_failing = True
             self._recover()
             for entry in entries:
-                entry.tell(Outcome(None, str(exc)))
+                entry.tell(Outcome(None, said))
             return
+        if self.is_failing:
+            structlog.get_logger().info("receipt ledger can be written again")
         self.is_failing = False
         for entry, outcome in zip(entries, sealed, strict=True):
             entry.tell(outcome)
@@ -175,6 +189,20 @@ class Ledger:
             self.store.write(rows)
             self._head = head
         return outcomes
+
+    def _expire(self, before: int) -> None:
+        try:
+            last = self.store.expired(self.chain, before)
+            if last is None:
+                return
+            body = {"through": last.seq, "digest": last.digest}
+            draft = Draft("tombstone", body, None, time.time_ns() // 1_000_000)
+            tombstone = seal(draft, self.chain, self._head, self.signer)
+            self.store.replace(self.chain, last.seq, Row(tombstone, None))
+            self._head = Head(tombstone.seq, tombstone.digest)
+        except StoreFailed as exc:
+            structlog.get_logger().error("retention failed; tried again later", reason=str(exc))
+            self._recover()
 
     def _recover(self) -> None:
         """After a failed commit it is unknown whether it happened: read where the chain ends."""

@@ -1,6 +1,7 @@
 """Performs: keeps records in SQLite (WAL) or PostgreSQL; one schema, by Alembic's migrations."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.exc import SQLAlchemyError
 
+from isobatch_gateway.files import create_private
 from isobatch_gateway.receipts.chain import START, Head, Sealed, digest_of
 
 METADATA = sa.MetaData()
@@ -56,7 +58,7 @@ class Row(NamedTuple):
 
 
 class Store:
-    """The ledger's database. Used by one thread at a time."""
+    """The ledger's database. One thread writes; any may read."""
 
     def __init__(self, url: str) -> None:
         """Open `url` (SQLAlchemy's) and bring its schema up to date. Raises `StoreFailed`."""
@@ -113,13 +115,13 @@ class Store:
     def content(self, receipt: str) -> bytes | None:
         """The encrypted content of a receipt, if it has one."""
         query = sa.select(CONTENTS.c.sealed).where(CONTENTS.c.receipt == receipt)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             found = connection.execute(query).scalar_one_or_none()
         return None if found is None else bytes(found)
 
     def chains(self) -> list[str]:
         """The chains that the ledger has."""
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return list(connection.execute(sa.select(RECORDS.c.chain).distinct()).scalars())
 
     def walk(self, chain: str) -> Iterator[Sealed]:
@@ -145,13 +147,13 @@ class Store:
         )
         if tenant is not None:
             query = query.where(RECORDS.c.tenant == tenant)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return [str(found) for found in connection.execute(query).scalars()]
 
     def tenant(self, receipt: str) -> str | None:
         """Whose receipt it is; None if there is none."""
         query = sa.select(RECORDS.c.tenant).where(RECORDS.c.receipt == receipt).limit(1)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return connection.execute(query).scalar_one_or_none()
 
     def expired(self, chain: str, before: int) -> Sealed | None:
@@ -160,7 +162,7 @@ class Store:
         young = sa.select(sa.func.min(RECORDS.c.seq)).where(
             (RECORDS.c.chain == chain) & (RECORDS.c.at >= before)
         )
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             found = [connection.execute(q).scalar_one_or_none() for q in (oldest_pending, young)]
         ends = [int(end) for end in found if end is not None]
         query = _records().where(RECORDS.c.chain == chain)
@@ -186,12 +188,17 @@ class Store:
         """Let go of the database."""
         self._engine.dispose()
 
-    def _read(self, query: sa.Select[Any]) -> Iterator[Sealed]:
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
         try:
             with self._engine.connect() as connection:
-                rows = connection.execute(query).all()
+                yield connection
         except SQLAlchemyError as exc:
             raise StoreFailed(_said(exc)) from exc
+
+    def _read(self, query: sa.Select[Any]) -> Iterator[Sealed]:
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
         for chain, seq, kind, receipt, at, payload, signature in rows:
             yield Sealed(chain, seq, kind, receipt, at, bytes(payload), bytes(signature))
 
@@ -207,7 +214,10 @@ def _values(row: Row) -> dict[str, object]:
 
 def _engine(url: str) -> sa.Engine:
     if "://" not in url:
-        url = f"sqlite:///{Path(url).absolute()}"
+        path = Path(url).absolute()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        create_private(path, b"")
+        url = f"sqlite:///{path}"
     if not url.startswith("sqlite"):
         return sa.create_engine(
             url.replace("postgresql://", "postgresql+psycopg://", 1),

@@ -43,11 +43,12 @@ from isobatch_worker.engine_config import On, refusals
 from isobatch_worker.environment import cuda_arithmetic
 from isobatch_worker.probe import HasReference
 from isobatch_worker.sampler import Means, SamplingShape, install_sampler, sampling_operators
+from isobatch_worker.seam_list import ON_CUDA
 
 
 def install() -> None:
     """Put the strict pool into vLLM. Raises `SeamsChanged` for one not read. Idempotent."""
-    seams.check(seams.ON_CUDA)
+    seams.check(ON_CUDA)
     register_operators()
     register_layers()
     register_backend(
