@@ -163,6 +163,7 @@ class FakeWorker:
     reply: Reply = answer
     probe: Reply = answer
     port: int = 0
+    fault: int = 0  # a worker with another one gives other tokens
     seen: list[Seen] = field(default_factory=list)
     probes: int = 0
     running: int = 0
@@ -273,7 +274,7 @@ class FakeWorker:
 
     def tokens(self, asked: Seen) -> list[list[int]]:
         """The tokens of an answer: a function of seed and `max_tokens`, as in a strict worker."""
-        draw = random.Random(f"{asked.body.get('seed')} {self.fingerprint}")
+        draw = random.Random(f"{asked.body.get('seed')} {self.fingerprint} {self.fault}")
         drawn = [draw.randrange(1000) for _ in range(64)]
         return [drawn[: asked.body.get("max_tokens") or 3]] * (asked.body.get("n") or 1)
 

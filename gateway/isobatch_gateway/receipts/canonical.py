@@ -1,5 +1,6 @@
 """Decides the canonical bytes of a record (RFC 8785), and whether bytes are canonical."""
 
+import math
 from typing import Any
 
 import orjson
@@ -67,9 +68,10 @@ def _settled(value: Any) -> Any:
     kind = type(value)
     if kind is float:
         # ECMAScript writes a whole number without a point, and small ones as orjson does not.
-        if value.is_integer() and int(value) in _EXACT:
-            return int(value)
-        if 1e-5 <= abs(value) < 1e16:
+        if value.is_integer():
+            if int(value) in _EXACT:
+                return int(value)
+        elif 1e-5 <= abs(value) < math.inf:
             return value
     elif kind is dict:
         if all(type(name) is str and name.isascii() for name in value):

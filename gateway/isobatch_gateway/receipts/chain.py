@@ -218,6 +218,13 @@ def split(raw: bytes) -> tuple[bytes, bytes]:
         return inner, b""
 
 
+def pinned_by(record: dict[str, Any], payload: bytes) -> Iterator[tuple[int, str, str]]:
+    """(seq, chain, digest) of records that a signed `record` shows to have been in its chain."""
+    yield record["seq"], record["chain"], digest_of(payload)
+    if record["kind"] == "checkpoint":
+        yield record["body"]["seq"], record["chain"], record["body"]["digest"]
+
+
 def lines_of_receipt(document: bytes) -> Iterator[bytes]:
     """The lines within one receipt as the API gives it: `{"records": [line, …]}`."""
     for entry in orjson.loads(document)["records"]:

@@ -6,6 +6,7 @@ from isobatch_contracts.receipt import DIGESTS_PATH, AnswerDigests
 from pydantic import ValidationError
 
 from isobatch_gateway.errors import ConnectionDied, UpstreamError
+from isobatch_gateway.upstream.connection import RawHeaders
 from isobatch_gateway.upstream.control import Answer, ask
 from isobatch_gateway.upstream.message import request_bytes
 from isobatch_gateway.upstream.pool import ConnectionPool
@@ -27,9 +28,8 @@ async def digests_of(
     query = [f"at={','.join(map(str, at))}"] if at else []
     query += ["ids=1"] if with_ids else []
     target = f"{DIGESTS_PATH}{worker_id}" + ("?" + "&".join(query) if query else "")
-    request = request_bytes("GET", target, pool.authority, [], b"")
     try:
-        answer = await _ask(pool, request)
+        answer = await ask_replica(pool, ("GET", target), [], b"", _SECONDS)
     except UpstreamError:
         return "the worker did not answer"
     if answer.status == 404:
@@ -40,11 +40,24 @@ async def digests_of(
         return "the worker keeps no digests"
 
 
-async def _ask(pool: ConnectionPool, request: bytes) -> Answer:
+async def ask_replica(
+    pool: ConnectionPool,
+    line: tuple[str, str],
+    headers: RawHeaders,
+    body: bytes,
+    seconds: float,
+) -> Answer:
+    """The whole answer to the request that `line` (method, target) begins.
+
+    Raises `UpstreamError`.
+    """
+    request = request_bytes(*line, pool.authority, headers, body)
     kept = pool.idle()
     if kept is not None:
         try:
-            return await ask(kept, request, _SECONDS)
+            return await ask(kept, request, seconds)
         except ConnectionDied:
-            pass  # the worker had closed a kept connection; asking twice changes nothing
-    return await ask(await pool.connect(), request, _SECONDS)
+            if kept.has_answered:
+                raise
+            # The worker had closed a kept connection: the request never reached it.
+    return await ask(await pool.connect(), request, seconds)

@@ -140,13 +140,17 @@ class Store:
         query = _records().where((RECORDS.c.chain == chain) & (RECORDS.c.kind == kind))
         return list(self._read(query.order_by(RECORDS.c.seq)))
 
-    def receipts(self, since: int, tenant: str | None) -> list[str]:
-        """Ids of the receipts that ended at or after `since` (ms), of `tenant` or of all."""
+    def receipts(self, since: int, tenant: str | None, limit: int) -> list[str]:
+        """Ids of receipts that ended at or after `since` (ms), of `tenant` or of all; oldest first.
+
+        At most `limit`.
+        """
         query = sa.select(RECORDS.c.receipt).where(
             (RECORDS.c.kind == "final") & (RECORDS.c.at >= since)
         )
         if tenant is not None:
             query = query.where(RECORDS.c.tenant == tenant)
+        query = query.order_by(RECORDS.c.at).limit(limit)
         with self._reading() as connection:
             return [str(found) for found in connection.execute(query).scalars()]
 

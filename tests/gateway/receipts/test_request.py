@@ -1,25 +1,18 @@
 """A gateway that keeps receipts: what each request leaves in the ledger, and when."""
 
 import asyncio
-import json
-from pathlib import Path
 from typing import Any, Literal
 
 import httpx
 import pytest
 from isobatch_contracts.resource import Receipts, Tiers
 from isobatch_contracts.tiers import Tier
-from isobatch_gateway.receipts.chain import line, verify
-from isobatch_gateway.receipts.ledger import Ledger
-from isobatch_gateway.receipts.signing import Trusted
-from isobatch_gateway.settings import ReceiptSettings
 
 from tests.gateway.fakes import (
     CHAT,
     FINGERPRINT,
     HELLO,
     Exchange,
-    FakeWorker,
     Gateway,
     Stage,
     begin_then_die,
@@ -28,29 +21,9 @@ from tests.gateway.fakes import (
     refuse,
     until,
 )
+from tests.gateway.receipts.kept import STRICTLY, ledger_of, pair, records
 
-STRICTLY = {"x-consistency-tier": "strict"}
 CANARY = "the-canary-sings-at-noon"
-
-
-def kept(folder: Path) -> ReceiptSettings:
-    return ReceiptSettings(str(folder / "receipts.db"), folder / "keys", "gw")
-
-
-def ledger_of(gateway: Gateway) -> Ledger:
-    assert gateway.runtime.ledger is not None
-    return gateway.runtime.ledger
-
-
-def records(gateway: Gateway, kind: str = "") -> list[dict[str, Any]]:
-    """The records of the chain, which is whole."""
-    walked = list(ledger_of(gateway).store.walk("gw"))
-    assert gateway.runtime.receipts is not None
-    trusted = Trusted.read(gateway.runtime.receipts.public_keys)
-    found = verify([line(r.payload, r.signature) for r in walked], trusted)
-    assert [f for f in found.findings if "unsigned" not in f.problem] == []
-    documents = [json.loads(record.payload) for record in walked]
-    return [d for d in documents if not kind or d["kind"] == kind]
 
 
 async def final_of(gateway: Gateway, count: int = 1) -> dict[str, Any]:
@@ -58,10 +31,6 @@ async def final_of(gateway: Gateway, count: int = 1) -> dict[str, Any]:
     await until(lambda: len(records(gateway, "final")) == count)
     body: dict[str, Any] = records(gateway, "final")[-1]["body"]
     return body
-
-
-async def pair(stage: Stage, **fields: Any) -> tuple[Gateway, FakeWorker, FakeWorker]:
-    return await stage.pair(receipts=kept(stage.folder), **fields)
 
 
 async def finish(exchange: Exchange) -> None:
