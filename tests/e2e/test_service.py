@@ -212,7 +212,7 @@ def test_a_killed_process_is_replaced_and_no_tier_is_answered_by_another(
     bodies = [body_of(prompt, sampled=True) for prompt in PROMPTS[:4]]
     before = asyncio.run(alone(service.url, bodies))
     fingerprint = service.numerics().fingerprint
-    victims = _processes_of(service, pool, title)
+    victims = processes_of(service, pool, title)
     assert victims
     for victim in victims:
         victim.send_signal(signal.SIGKILL)
@@ -234,7 +234,7 @@ def test_a_killed_process_is_replaced_and_no_tier_is_answered_by_another(
     assert again.certification_seconds <= (1 if again.from_cache else 20) * slowness()
 
 
-def _processes_of(service: Any, pool: str, title: str) -> list[Any]:
+def processes_of(service: Any, pool: str, title: str) -> list[Any]:
     leaders = [p for p in service.processes(f"--pool {pool}") if "worker" in p.cmdline()]
     if title.startswith("--pool"):
         return leaders
