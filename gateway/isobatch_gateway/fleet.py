@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from isobatch_contracts.numerics import Certified
 from isobatch_contracts.routing_table import RoutingTable
 from isobatch_contracts.tiers import PoolName, Tier
 
@@ -43,6 +44,7 @@ class Replica:
         self.id = identity
         self.model = model
         self.is_ready = False
+        self.certified: Certified | None = None  # what a strict worker last said of its numerics
         self.figures = Figures()
         self.in_flight = 0
         self.state: breaker.State = breaker.Closed()

@@ -20,7 +20,7 @@ from isobatch_kernels.plan import Plan
 from isobatch_kernels.tree import family_of, linear_tree
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-from isobatch_worker import seam_list, seams
+from isobatch_worker import seams
 from isobatch_worker.certificate import (
     SEED,
     Certification,
@@ -40,11 +40,12 @@ from isobatch_worker.engine_config import On, refusals
 from isobatch_worker.environment import cuda_arithmetic
 from isobatch_worker.probe import HasReference, V2Runner
 from isobatch_worker.sampler import SamplingShape
+from isobatch_worker.seam_list import ON_CUDA
 
 
 def install() -> None:
     """Put the strict pool into vLLM. Raises `SeamsChanged` for one not read. Idempotent."""
-    seams.check(seam_list.ON_CUDA)
+    seams.check(ON_CUDA)
     register_operators()
     register_layers()
     register_backend(
