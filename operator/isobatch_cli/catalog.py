@@ -10,6 +10,7 @@ SUMMARIES = {
     "up": "serve a model from both pools as processes of this machine",
     "status": "say what `up` runs and whether it is ready",
     "logs": "show the log of a pool, of the gateway or of `up` itself",
+    "rollout": "show or steer how a new revision takes over",
     "down": "stop what `up` started",
     "worker": "run one vLLM worker of a pool (what a pod runs)",
     "gateway": "run the OpenAI-compatible gateway",

@@ -93,8 +93,9 @@ class Observed:
     """What the adapter sees of one service.
 
     `rollout` and `revisions` are what the last plan returned as such; `table` the last one
-    published; `acknowledged` the version that every gateway serves, None where nobody says;
-    `failures` of a slot are oldest first; `outcome` is what the gates say of the canary.
+    published, at `published_at`; `acknowledged` the version that every gateway serves, None where
+    nobody says; `failures` of a slot are oldest first; `outcome` is what the gates say of the
+    canary.
     """
 
     replicas: tuple[Replica, ...] = ()
@@ -102,6 +103,7 @@ class Observed:
     rollout: RolloutState = field(default_factory=RolloutState)
     revisions: Mapping[str, Revision] = field(default_factory=dict)
     table: RoutingTable | None = None
+    published_at: float = 0.0
     acknowledged: int | None = None
     verb: Verb | None = None
     outcome: Outcome = Outcome.PASS

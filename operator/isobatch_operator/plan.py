@@ -91,7 +91,7 @@ def plan(
 ) -> Plan:
     """Decide the next actions for `service`. `now` is in seconds since the epoch."""
     policy = policy or Policy()
-    view = View.of(service, observed)
+    view = View.of(service, observed, now)
     state = advance(view.state, service.spec.rollout, view.look, now, observed.verb)
     layout = view.layout(state)
     table = next_table(service, layout.model, layout.shares, observed.table)

@@ -33,9 +33,10 @@ class View:
     revisions: Mapping[str, Revision]
     desired: Mapping[PoolName, int]
     state: RolloutState
+    now: float
 
     @classmethod
-    def of(cls, service: InferenceService, observed: Observed) -> "View":
+    def of(cls, service: InferenceService, observed: Observed, now: float) -> "View":
         """The view of `service`. A state whose revisions are not known is no state."""
         target = revision_of(service)
         revisions = {**observed.revisions, target.name: target}
@@ -43,7 +44,7 @@ class View:
         if state.stable is not None and state.stable not in revisions:
             state = RolloutState()
         desired = {name: pool.desired_replicas for name, pool in service_pools(service).items()}
-        return cls(service, observed, target, revisions, desired, state)
+        return cls(service, observed, target, revisions, desired, state, now)
 
     def look(self, state: RolloutState) -> Seen:
         """What there is to be seen for a rollout in `state`."""
@@ -137,6 +138,8 @@ class View:
     def _is_served(self, state: RolloutState) -> bool:
         """Whether every gateway serves a table in which the canary has its granted weight."""
         table, heard = self.observed.table, self.observed.acknowledged
+        if self.now <= self.observed.published_at:
+            return False  # nobody can have read it in the moment in which it was written
         if table is None or (heard is not None and heard < table.version):
             return False
         found = {e.pool: e.weight for e in table.revisions if e.name == state.canary}

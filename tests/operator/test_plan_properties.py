@@ -55,6 +55,7 @@ class World:
     replicas: dict[Slot, Replica] = field(default_factory=dict)
     failures: dict[Slot, tuple[Failure, ...]] = field(default_factory=dict)
     table: RoutingTable | None = None
+    published_at: float = 0.0
     rollout: RolloutState = field(default_factory=RolloutState)
     revisions: Mapping[str, Revision] = field(default_factory=dict)
     now: float = 1000.0
@@ -67,6 +68,7 @@ class World:
             rollout=self.rollout,
             revisions=self.revisions,
             table=self.table,
+            published_at=self.published_at,
         )
 
     def step(self, service: InferenceService, verb: Verb | None = None) -> Plan:
@@ -79,7 +81,7 @@ class World:
     def apply(self, action: Action) -> None:
         match action:
             case PublishTable(table):
-                self.table = table
+                self.table, self.published_at = table, self.now
                 routed = {e.name for r in table.revisions for e in r.endpoints}
                 for slot, replica in self.replicas.items():
                     since = replica.unrouted_since

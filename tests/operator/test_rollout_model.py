@@ -84,11 +84,11 @@ class Rollouts(RuleBasedStateMachine):
 
     def apply(self, done: Plan) -> None:
         replicas = {r.slot: r for r in self.seen.replicas}
-        table = self.seen.table
+        table, published_at = self.seen.table, self.seen.published_at
         for action in done.actions:
             match action:
                 case PublishTable(new):
-                    table = new
+                    table, published_at = new, self.now
                     routed = {e.name for r in new.revisions for e in r.endpoints}
                     for slot, r in replicas.items():
                         since = self.now if r.unrouted_since is None else r.unrouted_since
@@ -104,6 +104,7 @@ class Rollouts(RuleBasedStateMachine):
             self.seen,
             replicas=tuple(replicas.values()),
             table=table,
+            published_at=published_at,
             rollout=done.rollout,
             revisions=done.revisions,
         )

@@ -72,6 +72,7 @@ class Fleet:
         self._failures: dict[Slot, tuple[Failure, ...]] = {}
         self._log = structlog.get_logger("isobatch.up")
         self._table: RoutingTable | None = settings.directory.read_table()
+        self._published_at = 0.0
         self._rollout = RolloutState()
         self._revisions: Mapping[str, Revision] = {}
 
@@ -112,6 +113,7 @@ class Fleet:
             rollout=self._rollout,
             revisions=self._revisions,
             table=self._table,
+            published_at=self._published_at,
             acknowledged=acknowledged,
             verb=verb,
         )
@@ -137,6 +139,7 @@ class Fleet:
     def _publish(self, table: RoutingTable, now: float) -> None:
         self._settings.directory.write_table(table)
         self._table = table
+        self._published_at = now
         routed = {endpoint.name for entry in table.revisions for endpoint in entry.endpoints}
         for slot, place in self._places.items():
             if slot.name in routed:
