@@ -110,7 +110,7 @@ def plan(
     return Plan(
         actions=actions,
         table=table,
-        status=summarise(view.target, view.desired, observed, table, policy.backoff),
+        status=summarise(view.target, view.desired, wanted, observed, table, policy.backoff),
         rollout=state,
         revisions={
             name: view.revisions[name]
