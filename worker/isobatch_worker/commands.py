@@ -10,7 +10,7 @@ from pathlib import Path
 
 from isobatch_contracts.tiers import PoolName
 
-from isobatch_worker.cache import default_cache_dir
+from isobatch_worker.cache import usable_cache_dir
 from isobatch_worker.compose import Settings, WrongUse, compose
 from isobatch_worker.errors import WorkerError
 from isobatch_worker.models import resolve, show_progress
@@ -27,9 +27,10 @@ def worker(argv: list[str]) -> int:
     options = _worker_parser().parse_args(argv)
     correct_wheel_tag()
     try:
+        cache_dir = usable_cache_dir()
         model = resolve(
             options.model,
-            cache_dir=default_cache_dir(),
+            cache_dir=cache_dir,
             expected_digest=options.digest,
             progress=show_progress,
         )
@@ -45,7 +46,7 @@ def worker(argv: list[str]) -> int:
                 is_cpu=_is_cpu(),
                 cores=len(os.sched_getaffinity(0)),
                 report_path=str(Path(folder) / "numerics.json"),
-                cache_folder=str(default_cache_dir()),
+                cache_folder=str(cache_dir),
                 digest_of_file=_digest_of_file,
             )
             launch = compose(settings, os.environ)
