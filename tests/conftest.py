@@ -16,6 +16,8 @@ NOT_FULL = "runs with --full"
 # What CI's machines cannot have; any other skip means that .ci/run failed to install something.
 ALLOWED_IN_CI = (NOT_FULL, "needs a GPU", "needs 2 GPUs")
 
+pytest_plugins = ["tests.cluster.fixtures"]
+
 CheckGolden = Callable[[Path, str], None]
 
 
