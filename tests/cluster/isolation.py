@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -98,7 +99,7 @@ def remove_cgroups(name: str) -> None:
             continue
         below = [path for path in (hierarchy / name).rglob("*") if path.is_dir()]
         for group in (*sorted(below, key=lambda path: -len(path.parts)), hierarchy / name):
-            wait_until(lambda group=group: _is_removed(group), f"{group} is still in use", 10)
+            wait_until(partial(_is_removed, group), f"{group} is still in use", 10)
 
 
 def _is_removed(group: Path) -> bool:
