@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ def main() -> int:
     for command in commands.choices.values():
         command.add_argument("--dir", type=Path, default=cache_dir() / "cluster", help="its files")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started ends too
     try:
         if options.command == "up":
             _up(options.dir.absolute(), has_node=not options.control_plane)

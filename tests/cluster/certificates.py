@@ -40,11 +40,16 @@ def make_certificates(folder: Path, node: str, address: str, service_address: st
     )
     _write(folder, "kubelet", kubelet)
     for name, (user, group) in CLIENTS.items():
-        issued = authority.issue_cert(common_name=user, organization_name=group)
+        # A name of its own too: Go refuses a certificate whose list of names is critical and empty.
+        issued = authority.issue_cert(name, common_name=user, organization_name=group)
         _write(folder, name, issued)
-    _write(folder, "front-proxy", proxy_authority.issue_cert(common_name="front-proxy-client"))
+    _write(
+        folder,
+        "front-proxy",
+        proxy_authority.issue_cert("front-proxy", common_name="front-proxy-client"),
+    )
     # Signs the tokens of service accounts; of its certificate only the key is read.
-    _write(folder, "service-accounts", authority.issue_cert(common_name="service-accounts"))
+    _write(folder, "service-accounts", authority.issue_cert("service-accounts"))
 
 
 def write_kubeconfigs(folder: Path, certificates: Path, server: str) -> None:
