@@ -158,6 +158,8 @@ class Cluster:
             isolation.remove_cgroups(state.name)
         for process in self._own_processes():
             process.kill("a program of the cluster")
+        left = [*state.programs.values(), *([state.holder] if state.holder else [])]
+        wait_until(lambda: all(process.is_gone() for process in left), f"zombies among {left}", 10)
         for path in self.folder.iterdir():
             if path != self.logs:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,8 +1,10 @@
 """Performs the start and end of the cluster's processes, known by pid and time of start."""
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +44,15 @@ class Running:
             return is_same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
+
+    def is_gone(self) -> bool:
+        """Whether nothing of it is left, not even a zombie; takes its exit code if it is ours."""
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
+        try:
+            return psutil.Process(self.pid).create_time() != self.started
+        except psutil.NoSuchProcess:
+            return True
 
     def kill(self, what: str) -> None:
         """End it by SIGKILL, and wait for its end."""

@@ -11,7 +11,9 @@ import urllib.request
 from http.client import HTTPMessage
 
 
-def ask(url: str, seconds: float, body: object = None, tier: str = "") -> tuple[object, HTTPMessage]:
+def ask(
+    url: str, seconds: float, body: object = None, tier: str = ""
+) -> tuple[object, HTTPMessage]:
     """The JSON answer to one request, and its headers."""
     headers = {"Content-Type": "application/json"}
     if tier:
@@ -50,7 +52,9 @@ def main() -> int:
         return 1
     assert isinstance(listing, dict), "the gateway's list of services is an object"
     tiers = {service["model"]: service["allowed_tiers"] for service in listing["services"]}
-    failures = [f"{model} is not served; served: {sorted(tiers)}" for model in set(wanted) - {*tiers}]
+    failures = [
+        f"{model} is not served; served: {sorted(tiers)}" for model in set(wanted) - {*tiers}
+    ]
     asked = [(model, tier) for model in (wanted or tiers) for tier in tiers.get(model, ())]
     for model, tier in asked:
         failure = failure_of(gateway, seconds, model, tier)
