@@ -1,12 +1,17 @@
 """Options of the whole suite: `--full` for the rows CI only samples, `--update-golden` for files
-that are generated and diffed; and, where CI=true, no skip that hides a missing tool."""
+that are generated and diffed; figures that are reported at the end (and, with --full, kept); and,
+where CI=true, no skip that hides a missing tool."""
 
+import json
 import os
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.benchmarks.machine import RESULTS, describe
 
 # A deadline measures the machine's other work, not the code.
 settings.register_profile("isobatch", settings.default, deadline=None)
@@ -17,6 +22,8 @@ NOT_FULL = "runs with --full"
 ALLOWED_IN_CI = (NOT_FULL, "needs a GPU", "needs 2 GPUs")
 
 pytest_plugins = ["tests.cluster.fixtures"]
+FIGURE = "figure "  # begins the names of properties that are shown
+OUTCOMES = ("passed", "failed", "error", "skipped")
 
 CheckGolden = Callable[[Path, str], None]
 
@@ -33,6 +40,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("full"):
             item.add_marker(pytest.mark.skip(reason=NOT_FULL))
+
+
+@pytest.fixture
+def report_figure(record_property: Callable[[str, object], None]) -> Callable[[str, object], None]:
+    """(name, value) of something measured that no test asserts: shown at the end of the run."""
+    return lambda name, value: record_property(f"{FIGURE}{name}", value)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    passed = [r for r in terminalreporter.stats.get("passed", []) if r.when == "call"]
+    figures = {
+        name.removeprefix(FIGURE): value
+        for report in passed
+        for name, value in report.user_properties
+        if name.startswith(FIGURE)
+    }
+    if figures:
+        terminalreporter.section("figures")
+        for name, value in figures.items():
+            terminalreporter.line(f"{name}: {value}")
+    seconds = {r.nodeid: round(r.duration, 1) for r in passed if "tests/e2e" in r.nodeid}
+    if config.getoption("--full") and seconds:
+        counts = {k: len(v) for k, v in terminalreporter.stats.items() if k in OUTCOMES}
+        kept = {"machine": describe(), "outcomes": counts, "figures": figures, "seconds": seconds}
+        (RESULTS / "full.json").write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def _refuse_skip_in_ci(report: pytest.TestReport | pytest.CollectReport) -> None:

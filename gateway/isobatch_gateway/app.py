@@ -59,7 +59,9 @@ class GatewayApp(FastAPI):
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PROXIED:
             await self.proxy(scope, receive, send)
         elif scope["type"] == "http":
-            await super().__call__(scope, receive, _tagged(scope, send))
+            # The server leaves the body out of the answer to a HEAD; to us it is a GET.
+            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await super().__call__(asked, receive, _tagged(scope, send))
         else:
             await super().__call__(scope, receive, send)
 

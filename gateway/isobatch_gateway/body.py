@@ -22,6 +22,8 @@ _OURS = (BODY_FIELD, "cache_salt", "priority", "kv_transfer_params")
 _ZEROS = bytes(ord("0") if byte in b"0123456789" else byte for byte in range(256))
 _LONG_NUMBER = b"0" * 19
 _INT64 = range(-(1 << 63), 1 << 63)
+_TIER_KEY = f'"{BODY_FIELD}"'.encode()
+_TOO_DEEP = "The body's JSON is nested too deeply."
 _NO_SEED = -1  # vLLM reads a seed of -1 as none
 
 
@@ -50,6 +52,11 @@ def read_body(raw: bytes) -> Body | Refusal:
         return document
     if not isinstance(document, dict):
         return _bad("body", f"The body must be a JSON object, not {_kind(document)}.")
+    # A key may be spelled with escapes, of which only those of ASCII could hide one.
+    may_repeat = raw.count(_TIER_KEY) > 1 or (b"\\u00" in raw and BODY_FIELD in document)
+    repeated = _repeated_tier(raw) if may_repeat else None
+    if repeated is not None:
+        return repeated
     name = document.get("model")
     if name is None:
         return Body(document, raw, None, None)
@@ -123,12 +130,28 @@ def _parse(raw: bytes) -> Any | Refusal:
             return json.loads(raw, parse_constant=_refuse_constant)
         return orjson.loads(raw)
     except RecursionError:
-        return _bad("body", "The body's JSON is nested too deeply.")
+        return _bad("body", _TOO_DEEP)
     except ValueError as exc:
         # Only the position: the decoder's message may quote the body.
         place = getattr(exc, "pos", None)
         where = f" at byte {place}" if isinstance(place, int) and place > 0 else ""
         return _bad("body", f"The body is not valid JSON in UTF-8{where}.")
+
+
+def _repeated_tier(raw: bytes) -> Refusal | None:
+    """The refusal of a body that declares its tier twice: parsers keep the last one."""
+    keys: list[str] = []
+
+    def keep(pairs: list[tuple[str, Any]]) -> None:
+        keys[:] = [key for key, _ in pairs]  # the outermost object is the last to be closed
+
+    try:
+        json.loads(raw, object_pairs_hook=keep)
+    except RecursionError:
+        return _bad("body", _TOO_DEEP)
+    if keys.count(BODY_FIELD) < 2:
+        return None
+    return _bad(BODY_FIELD, f"The body has {BODY_FIELD} twice; declare one tier.")
 
 
 def _dump(document: dict[str, Any]) -> bytes | Refusal:
@@ -139,7 +162,7 @@ def _dump(document: dict[str, Any]) -> bytes | Refusal:
     try:
         return json.dumps(document).encode()
     except (RecursionError, ValueError):
-        return _bad("body", "The body's JSON is nested too deeply.")
+        return _bad("body", _TOO_DEEP)
 
 
 def _refuse_constant(name: str) -> Never:

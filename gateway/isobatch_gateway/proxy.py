@@ -170,10 +170,12 @@ class Proxy:
         record.labels = labels._replace(pool=served_by.pool.value, revision=served_by.revision)
         record.replica = served_by.name
         try:
-            await self._pass(client, attempt, opening, order)
+            refusal = outcomes.put_in_shape(order.path, opening, attempt.relay.held)
+            if refusal is None:
+                await self._pass(client, attempt, opening, order)
         finally:
             attempt.close()
-        return None
+        return refusal
 
     async def _pass(self, client: Client, attempt: Attempt, opening: Opening, order: Order) -> None:
         headers = [*passed_on(opening.headers), *_own_headers(order, attempt)]

@@ -38,6 +38,15 @@ def error_body(refusal: Refusal) -> bytes:
     )
 
 
+def is_error(body: bytes) -> bool:
+    """Whether `body` is an error in OpenAI's shape."""
+    try:
+        document = orjson.loads(body)
+    except ValueError:
+        return False
+    return isinstance(document, dict) and isinstance(document.get("error"), dict)
+
+
 def error_headers(refusal: Refusal, body: bytes) -> Headers:
     """The response headers that go with `body`."""
     headers = [

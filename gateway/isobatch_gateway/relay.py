@@ -88,6 +88,11 @@ class Relay:
             raise ServerFailed(f"the stream began with an error {code}")
         return Opening(self._status, self._headers, is_stream, self._has_ended, len(self._held))
 
+    @property
+    def held(self) -> bytes:
+        """The bytes held so far: of a whole answer its body."""
+        return bytes(self._held)
+
     def take_held(self) -> bytes:
         """The bytes held so far; the caller passes them on."""
         data = bytes(self._held)

@@ -114,8 +114,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if size > self.bounds.header_bytes:
             self._refusal = _too_many_headers(self.bounds)
             raise _OutOfBoundsError
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0"):
+            self._refusal = _hosts(hosts)
+            raise _OutOfBoundsError
         super().on_headers_complete()
-        self.cycle.transport = cast("asyncio.Transport", _HeadHolder(self.transport, self.cycle))
+        if self.scope["method"] != "HEAD":  # whose answer has no body to wait for
+            self.cycle.transport = cast(
+                "asyncio.Transport", _HeadHolder(self.transport, self.cycle)
+            )
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
@@ -128,10 +135,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # ours says it in our shape
         """Called by uvicorn when the parser stopped."""
         refusal, self._refusal = self._refusal, None
-        if self.cycle is not None and not self.cycle.response_complete:
-            # The request before is still being answered: nothing may be written in between.
-            self.transport.close()
-            return
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if cycle.response_started or not cycle.more_body:
+                # A request is being answered: nothing may be written in between.
+                self.transport.close()
+                return
+            # Its own body is what is broken, and nobody has begun to answer.
+            cycle.disconnected = True
+            cycle.message_event.set()
         self._refuse(
             refusal
             or Refusal(
@@ -202,6 +214,13 @@ def _too_many_headers(bounds: Bounds) -> Refusal:
         f"The request has more than {bounds.headers} headers or {bounds.header_bytes} bytes of "
         "them. Send fewer.",
         closes=True,
+    )
+
+
+def _hosts(count: int) -> Refusal:
+    """RFC 9112, section 3.2."""
+    return Refusal(
+        errors.MALFORMED_REQUEST, f"The request has {count} Host headers; send one.", closes=True
     )
 
 

@@ -39,6 +39,20 @@ def test_an_answer_among_neighbours_has_the_bits_of_the_answer_alone(
     assert asyncio.run(crowded(service.url, bodies, neighbours)) == wanted
 
 
+def test_what_the_throughput_pool_does_with_the_same_requests_is_reported(
+    service: Any, bodies: list[Body], report_figure: Any, request: pytest.FixtureRequest
+) -> None:
+    worker = service.replica_url("throughput")
+    before = asyncio.run(alone(worker, bodies))
+
+    after = asyncio.run(crowded(worker, bodies, 31))
+
+    moved = [sum(a[part] != b[part] for a, b in zip(before, after, strict=True)) for part in (0, 1)]
+    label = f"throughput pool {request.node.callspec.id}, 31 neighbours, of {len(bodies)} answers"
+    report_figure(label, f"{moved[0]} moved in tokens, {moved[1]} in logprobs")
+    assert [len(tokens) for tokens, _ in after] == [TOKENS] * len(bodies)  # all were answered
+
+
 def test_a_warm_prefix_cache_changes_nothing(
     service: Any, bodies: list[Body], wanted: list[Answer]
 ) -> None:

@@ -65,6 +65,18 @@ async def is_serving(gateway: Gateway) -> bool:
         pytest.param(b'{"model": "m\x00"}', 400, "body", id="NUL in a string"),
         pytest.param(b'{"model": "m\\u0000"}', 404, "model_not_found", id="escaped NUL"),
         pytest.param(b"[" * 100_000, 400, "body", id="nested deeply"),
+        pytest.param(
+            b'{"consistency_tier": "strict", "model": "m", "consistency_tier": "standard"}',
+            400,
+            "consistency_tier",
+            id="tier twice",
+        ),
+        pytest.param(
+            b'{"consistency_tier": "strict", "model": "m", "\\u0063onsistency_tier": "standard"}',
+            400,
+            "consistency_tier",
+            id="tier twice, once escaped",
+        ),
     ],
 )
 async def test_a_bad_body_leaves_the_connection_usable(
@@ -79,6 +91,77 @@ async def test_a_bad_body_leaves_the_connection_usable(
 
     raw.writer.write(request(json.dumps(HELLO).encode()))
     assert (await raw.answer())[0] == 200
+
+
+async def test_a_tier_that_is_only_spoken_of_is_no_second_one(stage: Stage) -> None:
+    gateway, strict, _ = await stage.pair()
+    spoken = [{"role": "user", "content": [{"type": "text", "consistency_tier": "x"}]}]
+
+    got = await gateway.chat(consistency_tier="strict", messages=spoken)
+
+    assert got.status_code == 200
+    assert len(strict.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"transfer-encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n",
+        b"transfer-encoding: chunked\r\n\r\n2\r\n{}XX",
+        b"transfer-encoding: xchunked\r\n\r\n{}",
+        b"transfer-encoding: chunked\r\ncontent-length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    ],
+    ids=["size", "end of a chunk", "unknown coding", "both lengths"],
+)
+async def test_a_body_framed_wrongly_is_answered(stage: Stage, rest: bytes) -> None:
+    gateway, _, throughput = await stage.pair()
+    raw = await Raw.connect(gateway)
+
+    got = await raw.ask(HEAD + rest)
+
+    assert (got[0], got[2]) == (400, "malformed_request")
+    assert throughput.seen == []
+    assert await is_serving(gateway)
+
+
+@pytest.mark.parametrize("hosts", [b"", b"host: a\r\nhost: b\r\n"], ids=["none", "two"])
+async def test_a_request_without_its_one_host_is_refused(stage: Stage, hosts: bytes) -> None:
+    gateway, _, _ = await stage.pair()
+    raw = await Raw.connect(gateway)
+
+    got = await raw.ask(b"GET /healthz HTTP/1.1\r\n" + hosts + b"\r\n")
+
+    assert (got[0], got[2]) == (400, "malformed_request")
+    assert await is_serving(gateway)
+
+
+async def test_a_head_is_answered_as_a_get_without_its_body(stage: Stage) -> None:
+    gateway, _, _ = await stage.pair()
+
+    got = await gateway.http.head("/healthz")
+
+    assert (got.status_code, got.content) == (200, b"")
+    assert int(got.headers["content-length"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(404, (404, "path_not_found")), (422, (422, "request_refused"))],
+)
+async def test_a_refusal_in_a_framework_s_own_words_comes_in_ours(
+    stage: Stage, status: int, expected: tuple[int, str]
+) -> None:
+    async def unknown_route(exchange: Exchange) -> None:
+        await exchange.send(status, b'{"detail":"Not Found"}')
+
+    gateway, _, throughput = await stage.pair()
+    throughput.reply = unknown_route
+
+    got = await gateway.http.post("/v1/embeddings", json={"model": "m", "input": "x"})
+
+    assert (got.status_code, got.json()["error"]["code"]) == expected
+    throughput.reply = answer
+    assert await is_serving(gateway)
 
 
 async def test_a_body_that_announces_too_much_is_refused_and_the_next_served(

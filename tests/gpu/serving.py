@@ -8,8 +8,10 @@ has seeded weights of a real scale (vLLM's dummy weights of +-1e-3 hide every di
 """
 
 import argparse
+import cProfile
 import hashlib
 import os
+import pstats
 import random
 import tempfile
 import time
@@ -50,6 +52,7 @@ class Options:
     runs: int
     longest: int
     cache_gib: float
+    profiled: list[tuple[int, int, int]]
 
 
 def main() -> None:
@@ -76,8 +79,9 @@ def main() -> None:
         if options.loads:
             loads = [load for load in LOADS if sum(load[1:]) <= options.longest]
             steps += [(f"load {load}", partial(speed, llm, load)) for load in loads]
-            steps.append(("kernels of a decode of 8", partial(kernels, llm)))
-        steps.append(("bits", partial(bits, llm, options, budget)))
+        steps += [(f"profile {load}", partial(profile, llm, load)) for load in options.profiled]
+        if options.runs:
+            steps.append(("bits", partial(bits, llm, options, budget)))
         for label, step in steps:
             if budget.is_spent():
                 record.data[label] = "not run: the budget was spent"
@@ -98,7 +102,13 @@ def _options() -> Options:
     parser.add_argument("--runs", type=int, default=4, help="times they are served among others")
     parser.add_argument("--longest", type=int, default=4096)
     parser.add_argument("--cache-gib", type=float, default=0, help="KV cache beside other runs")
+    parser.add_argument("--profiled", type=_load, action="append", default=[], help="8,128,64")
     return Options(**vars(parser.parse_args()))
+
+
+def _load(text: str) -> tuple[int, int, int]:
+    requests, tokens_in, tokens_out = (int(part) for part in text.split(","))
+    return requests, tokens_in, tokens_out
 
 
 def _start(options: Options, folder: Path) -> tuple[Any, dict[str, Any]]:
@@ -128,6 +138,7 @@ def _start(options: Options, folder: Path) -> tuple[Any, dict[str, Any]]:
 
         register()
         arguments["attention_backend"] = "CUSTOM"
+        arguments["structured_outputs_config"] = {"backend": "xgrammar"}
     if not is_built_in:
         draw_weights()
     from vllm import LLM
@@ -193,18 +204,40 @@ def speed(llm: Any, load: tuple[int, int, int]) -> dict[str, float]:
     return {"seconds": best, "tokens_per_second": requests * tokens_out / best}
 
 
-def kernels(llm: Any) -> list[tuple[str, int, float]]:
-    """(kernel, launches, microseconds in all) of 8 requests of 64 tokens, the longest first."""
+def profile(llm: Any, load: tuple[int, int, int]) -> dict[str, Any]:
+    """Where the time of `load` goes: kernels and host functions, the longest first.
+
+    Seconds on the card against seconds in all say whether the host kept up with it.
+    """
     import torch
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as watch
     from vllm import SamplingParams
 
-    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, detokenize=False)
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        llm.generate(_prompts(random.Random("kernels"), 8, 64), params, use_tqdm=False)
+    requests, tokens_in, tokens_out = load
+    params = SamplingParams(temperature=0, max_tokens=tokens_out, ignore_eos=True, detokenize=False)
+
+    def serve(label: str) -> float:
+        prompts = _prompts(random.Random(f"profile {label} {load}"), requests, tokens_in)
+        started = time.perf_counter()
+        llm.generate(prompts, params, use_tqdm=False)
         torch.cuda.synchronize()
-    found = [(e.key[:120], e.count, e.device_time_total) for e in seen.key_averages()]
-    return sorted(found, key=lambda kernel: -kernel[2])[:25]
+        return time.perf_counter() - started
+
+    seconds = serve("bare")
+    with watch(activities=[ProfilerActivity.CUDA]) as seen:
+        serve("card")
+    host = cProfile.Profile()
+    host.runcall(serve, "host")
+    found = [(e.key[:120], e.count, e.device_time_total / 1e6) for e in seen.key_averages()]
+    functions = pstats.Stats(host).get_stats_profile().func_profiles.items()
+    own = [(f"{p.file_name[-60:]}:{name}", p.ncalls, p.tottime) for name, p in functions]
+    return {
+        "seconds": seconds,
+        "seconds on the card": sum(kernel[2] for kernel in found),
+        "kernels": sorted(found, key=lambda kernel: -kernel[2])[:20],
+        "host": sorted(own, key=lambda function: -function[2])[:40],
+    }
 
 
 def bits(llm: Any, options: Options, budget: Any) -> dict[str, Any]:

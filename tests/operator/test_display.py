@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from isobatch_contracts.tiers import Tier
 from isobatch_operator.local.ports import base_url, free_port
+from isobatch_operator.local.programs import GatewayStart, Listening, gateway_command
 from isobatch_operator.local.snippets import curl_command, sdk_snippet, usable_tiers
 from isobatch_operator.local.state import InstancePhase, LocalState, ProcessRecord, ReplicaView
 from isobatch_operator.local.table_view import Progress, state_table
@@ -112,10 +113,30 @@ def test_the_curl_line_is_one_shell_command_with_a_json_body() -> None:
     assert json.loads(words[-1])["model"] == "chat"
 
 
-def test_the_sdk_snippet_is_python_and_asks_in_every_tier() -> None:
-    snippet = sdk_snippet("http://h", "chat", (Tier.STRICT, Tier.STANDARD))
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_the_curl_line_sends_the_key_of_the_environment_where_one_is_needed(
+    *, has_keys: bool
+) -> None:
+    line = curl_command("http://h", "chat", Tier.STRICT, has_keys=has_keys)
+
+    assert ("Authorization: Bearer $ISOBATCH_API_KEY" in shlex.split(line)) is has_keys
+
+
+def test_the_gateway_is_started_with_the_keys_that_up_was_given(tmp_path: Path) -> None:
+    def command(keys: Path | None) -> tuple[str, ...]:
+        at = Listening("127.0.0.1", 8080, keys)
+        return gateway_command(GatewayStart(at, tmp_path / "tables", tmp_path / "secret"))
+
+    assert "--keys" not in command(None)
+    assert command(tmp_path / "keys.json")[-2:] == ("--keys", str(tmp_path / "keys.json"))
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_the_sdk_snippet_is_python_and_asks_in_every_tier(*, has_keys: bool) -> None:
+    snippet = sdk_snippet("http://h", "chat", (Tier.STRICT, Tier.STANDARD), has_keys=has_keys)
 
     assert ast.parse(snippet)
+    assert ('os.environ["ISOBATCH_API_KEY"]' in snippet) is has_keys
     assert 'for tier in ["strict", "standard"]' in snippet
 
 

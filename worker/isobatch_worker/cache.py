@@ -1,7 +1,10 @@
 """Reads where the worker keeps what it can make again: converted models, plans."""
 
 import os
+import tempfile
 from pathlib import Path
+
+from isobatch_worker.errors import CacheUnusable
 
 
 def default_cache_dir() -> Path:
@@ -10,3 +13,18 @@ def default_cache_dir() -> Path:
         return Path(own)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "isobatch"
+
+
+def usable_cache_dir() -> Path:
+    """`default_cache_dir`, made if it is not there. Raises `CacheUnusable` where it cannot be."""
+    path = default_cache_dir()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as exc:
+        raise CacheUnusable(
+            f"the cache folder {path} cannot be used ({exc.strerror}); models and plans are kept "
+            "there: set ISOBATCH_CACHE_DIR to a folder that can be written to"
+        ) from exc
+    return path

@@ -4,6 +4,8 @@ WorkerError
 +-- ModelUriError       a model URI that is malformed
 +-- ModelUnavailable    a model that cannot be had here
 +-- DigestMismatch      other weights than the ones asked for
++-- CacheUnusable       a cache folder that cannot be made or written to
++-- ShapeError          a text that names no operator shape
 """
 
 
@@ -21,3 +23,11 @@ class ModelUnavailable(WorkerError):
 
 class DigestMismatch(WorkerError):
     """Other weights than the ones asked for."""
+
+
+class CacheUnusable(WorkerError):
+    """A cache folder that cannot be made or written to."""
+
+
+class ShapeError(WorkerError, ValueError):
+    """A text that names no operator shape."""

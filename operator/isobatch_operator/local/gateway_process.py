@@ -9,7 +9,7 @@ from isobatch_operator.local.member import Member
 from isobatch_operator.local.observe import probe_gateway
 from isobatch_operator.local.ports import base_url
 from isobatch_operator.local.processes import Launch
-from isobatch_operator.local.programs import GatewayStart
+from isobatch_operator.local.programs import GatewayStart, Listening
 from isobatch_operator.local.state import ReplicaView
 from isobatch_operator.observed import Failure, Ready
 from isobatch_operator.readiness import Probe
@@ -21,15 +21,14 @@ GATEWAY = "gateway"
 class GatewayProcess:
     """Keeps the gateway running on the port that was asked for."""
 
-    def __init__(self, settings: Settings, client: httpx.AsyncClient, host: str, port: int) -> None:
+    def __init__(self, settings: Settings, client: httpx.AsyncClient, at: Listening) -> None:
         """No process yet."""
-        self.url = base_url(host, port)
+        self.url = base_url(at.host, at.port)
         self.member: Member | None = None
         self.acknowledged: int | None = None
         self._settings = settings
         self._client = client
-        self._host = host
-        self._port = port
+        self._at = at
         self._backoff = settings.timings.policy.backoff
         self._failures: tuple[Failure, ...] = ()
         self._log = structlog.get_logger("isobatch.up")
@@ -85,7 +84,7 @@ class GatewayProcess:
 
     def _start(self, now: float) -> None:
         directory = self._settings.directory
-        start = GatewayStart(directory.tables, self._host, self._port, directory.secret_file())
+        start = GatewayStart(self._at, directory.tables, directory.secret_file())
         launch = Launch(
             name=GATEWAY,
             instance=self._settings.instance,
@@ -98,7 +97,7 @@ class GatewayProcess:
         except OSError as exc:
             self._fail(Failure(now, 0.0, f"cannot be started: {exc}"))
             return
-        self._log.info("start", process=GATEWAY, pid=self.member.child.pid, port=self._port)
+        self._log.info("start", process=GATEWAY, pid=self.member.child.pid, port=self._at.port)
 
     async def _ask(self) -> Probe:
         probe, self.acknowledged = await probe_gateway(self._client, self.url)

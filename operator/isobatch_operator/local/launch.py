@@ -177,7 +177,9 @@ def _why_blocked(state: LocalState) -> str:
 
 
 def _welcome(launcher: Launcher, state: LocalState) -> str:
-    return welcome(state.url, state.model, usable_tiers(launcher.service.spec))
+    has_keys = launcher.request.keys is not None
+    tiers = usable_tiers(launcher.service.spec)
+    return welcome(state.url, state.model, tiers, has_keys=has_keys)
 
 
 def _log_to(descriptor: int) -> None:

@@ -37,6 +37,9 @@ def up_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--port", type=_port, default=8080, help="the gateway's (default: %(default)s)"
     )
+    parser.add_argument(
+        "--keys", metavar="FILE", help="API keys (isobatch key); without it everybody may ask"
+    )
     return parser
 
 

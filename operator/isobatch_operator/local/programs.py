@@ -25,12 +25,20 @@ class WorkerStart:
 
 
 @dataclass(frozen=True, slots=True)
+class Listening:
+    """Where the gateway listens, and the file of the keys that it asks for, if any."""
+
+    host: str
+    port: int
+    keys: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayStart:
     """What the gateway's command line depends on."""
 
+    at: Listening
     tables: Path
-    host: str
-    port: int
     secret: Path
 
 
@@ -55,7 +63,8 @@ def gateway_command(start: GatewayStart) -> tuple[str, ...]:
     return (
         *_PROGRAM,
         *("gateway", "--tables", str(start.tables)),
-        *("--host", start.host, "--port", str(start.port), "--secret", str(start.secret)),
+        *("--host", start.at.host, "--port", str(start.at.port), "--secret", str(start.secret)),
+        *(() if start.at.keys is None else ("--keys", str(start.at.keys))),
     )
 
 

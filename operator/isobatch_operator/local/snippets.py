@@ -5,6 +5,7 @@ import json
 from isobatch_contracts.resource import InferenceServiceSpec
 from isobatch_contracts.tiers import Tier
 
+_KEY = "ISOBATCH_API_KEY"  # of the environment
 _QUESTION = "What is the capital of France?"
 
 
@@ -19,23 +20,25 @@ def usable_tiers(spec: InferenceServiceSpec) -> tuple[Tier, ...]:
     )
 
 
-def curl_command(url: str, model: str, tier: Tier) -> str:
-    """One line of shell that asks `model` a question in `tier`."""
+def curl_command(url: str, model: str, tier: Tier, *, has_keys: bool = False) -> str:
+    """One line of shell that asks `model` a question in `tier`, with the key of the environment."""
     # With a seed, so that pasting it twice shows what strict is.
     question = [{"role": "user", "content": _QUESTION}]
     body = json.dumps({"model": model, "messages": question, "max_tokens": 32, "seed": 1})
+    key = f'-H "Authorization: Bearer ${_KEY}" ' if has_keys else ""
     return (
-        f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"curl -s {url}/v1/chat/completions {key}-H 'Content-Type: application/json' "
         f"-H 'X-Consistency-Tier: {tier.value}' -d '{body}'"
     )
 
 
-def sdk_snippet(url: str, model: str, tiers: tuple[Tier, ...]) -> str:
+def sdk_snippet(url: str, model: str, tiers: tuple[Tier, ...], *, has_keys: bool = False) -> str:
     """The same with the OpenAI SDK, in every one of `tiers`."""
+    key = f'os.environ["{_KEY}"]' if has_keys else '"unused"'
     return f"""\
-from openai import OpenAI
+{"import os" + chr(10) * 2 if has_keys else ""}from openai import OpenAI
 
-client = OpenAI(base_url="{url}/v1", api_key="unused")
+client = OpenAI(base_url="{url}/v1", api_key={key})
 for tier in {json.dumps([tier.value for tier in tiers])}:
     answer = client.chat.completions.create(
         model="{model}",
@@ -48,9 +51,9 @@ for tier in {json.dumps([tier.value for tier in tiers])}:
 """
 
 
-def welcome(url: str, model: str, tiers: tuple[Tier, ...]) -> str:
+def welcome(url: str, model: str, tiers: tuple[Tier, ...], *, has_keys: bool) -> str:
     """What to print when everything is ready."""
-    curls = "\n".join(curl_command(url, model, tier) for tier in tiers)
+    curls = "\n".join(curl_command(url, model, tier, has_keys=has_keys) for tier in tiers)
     return f"""
 {model} is ready at {url}/v1
 
@@ -58,4 +61,4 @@ def welcome(url: str, model: str, tiers: tuple[Tier, ...]) -> str:
 {curls}
 
 # with the OpenAI SDK (pip install openai)
-{sdk_snippet(url, model, tiers)}"""
+{sdk_snippet(url, model, tiers, has_keys=has_keys)}"""

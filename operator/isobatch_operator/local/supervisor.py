@@ -19,6 +19,7 @@ from isobatch_operator.local.gateway_process import GatewayProcess
 from isobatch_operator.local.manifest_file import load_manifest, watch_manifest
 from isobatch_operator.local.member import Member
 from isobatch_operator.local.processes import end, find_tagged
+from isobatch_operator.local.programs import Listening
 from isobatch_operator.local.report import next_phase, pool_views
 from isobatch_operator.local.state import (
     InstancePhase,
@@ -40,6 +41,7 @@ class Request:
     manifest: Path | None
     host: str
     port: int
+    keys: Path | None = None  # of the gateway; None lets everybody ask
     wrapper_pid: int | None = None  # ends with this process, if it is given and our parent
 
 
@@ -53,6 +55,7 @@ class Supervisor:
         self._service = service
         self._request = request
         self._settings = settings
+        self._at = Listening(request.host, request.port, request.keys)
         self._show = show
         self._phase = InstancePhase.STARTING
         self._problems: tuple[str, ...] = ()
@@ -68,7 +71,7 @@ class Supervisor:
         # trust_env: a proxy of the environment must not see, or break, what stays on this machine.
         async with httpx.AsyncClient(timeout=timeout, trust_env=False) as client:
             fleet = Fleet(self._settings, client)
-            gateway = GatewayProcess(self._settings, client, self._request.host, self._request.port)
+            gateway = GatewayProcess(self._settings, client, self._at)
             async with self._signals(), self._watch():
                 try:
                     while not (self._stop.is_set() or self._is_orphaned()):

@@ -27,7 +27,8 @@ def run_up(argv: list[str], programs: Programs, timings: Timings) -> int:
         directory = StateDirectory(state_root(os.environ) / service.metadata.name)
         settings = Settings(directory.new_instance(), directory, programs, timings)
         wrapper = None if options.detach else _wrapper_pid()
-        request = Request(path, options.host, options.port, wrapper)
+        keys = _keys(options.keys)
+        request = Request(path, options.host, options.port, keys, wrapper)
         launcher = Launcher(service, request, settings)
         if options.detach:
             run_detached(launcher, sys.stdout)
@@ -44,6 +45,13 @@ def _wrapper_pid() -> int | None:
         return parent if psutil.Process(parent).name() == "uv" else None
     except psutil.Error:
         return None
+
+
+def _keys(file: str | None) -> Path | None:
+    path = Path(file).absolute() if file else None
+    if path is not None and not path.is_file():
+        raise WrongUse(f"--keys {file}: there is no such file; `isobatch key create` makes one")
+    return path
 
 
 def _service(path: Path | None) -> InferenceService:

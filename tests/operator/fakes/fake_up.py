@@ -41,7 +41,7 @@ def fake_worker(start: WorkerStart) -> tuple[str, ...]:
 def fake_gateway(start: GatewayStart) -> tuple[str, ...]:
     return (
         *(sys.executable, str(FAKES / "fake_gateway.py"), "--tables", str(start.tables)),
-        *("--host", start.host, "--port", str(start.port), "--secret", str(start.secret)),
+        *("--host", start.at.host, "--port", str(start.at.port), "--secret", str(start.secret)),
     )
 
 
