@@ -52,7 +52,9 @@ def read_body(raw: bytes) -> Body | Refusal:
         return document
     if not isinstance(document, dict):
         return _bad("body", f"The body must be a JSON object, not {_kind(document)}.")
-    repeated = _repeated_tier(raw) if raw.count(_TIER_KEY) > 1 else None
+    # A key may be spelled with escapes, of which only those of ASCII could hide one.
+    may_repeat = raw.count(_TIER_KEY) > 1 or (b"\\u00" in raw and BODY_FIELD in document)
+    repeated = _repeated_tier(raw) if may_repeat else None
     if repeated is not None:
         return repeated
     name = document.get("model")

@@ -135,10 +135,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # ours says it in our shape
         """Called by uvicorn when the parser stopped."""
         refusal, self._refusal = self._refusal, None
-        if self.cycle is not None and not self.cycle.response_complete:
-            # The request before is still being answered: nothing may be written in between.
-            self.transport.close()
-            return
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if cycle.response_started or not cycle.more_body:
+                # A request is being answered: nothing may be written in between.
+                self.transport.close()
+                return
+            # Its own body is what is broken, and nobody has begun to answer.
+            cycle.disconnected = True
+            cycle.message_event.set()
         self._refuse(
             refusal
             or Refusal(

@@ -73,10 +73,6 @@ def _kernels(shapes: RowShapes, device: torch.device) -> tuple[RowKernel, ...]:
     table = torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
     heads = (shapes.heads, shapes.heads)
 
-    def cells(rows: int, generator: torch.Generator) -> Tensors:
-        seeds = torch.randint(-(2**62), 2**62, (rows,), generator=generator)
-        return seeds, torch.randint(0, 2**20, (rows,), generator=generator)
-
     return (
         *norm_kernels(shapes.hidden, dtype, device),
         activation_kernel(shapes.intermediate, dtype),
@@ -88,13 +84,7 @@ def _kernels(shapes: RowShapes, device: torch.device) -> tuple[RowKernel, ...]:
             lambda x: (log_softmax.log_softmax(x),),
             _values(vocabulary, dtype),
         ),
-        RowKernel(
-            "exponential",
-            exponential.SAMPLER,
-            f"{vocabulary} {dtype}",
-            lambda s, p: (exponential.exponential_rows(s, p, vocabulary),),
-            cells,
-        ),
+        noise_kernel(vocabulary),
     )
 
 
@@ -136,6 +126,22 @@ def activation_kernel(width: int, dtype: torch.dtype) -> RowKernel:
         f"{width} {dtype}",
         lambda x: (silu_and_mul.silu_and_mul(x),),
         _values(2 * width, dtype),
+    )
+
+
+def noise_kernel(vocabulary: int) -> RowKernel:
+    """The sampling noise of rows of `vocabulary`: any seed, any position."""
+
+    def cells(rows: int, generator: torch.Generator) -> Tensors:
+        seeds = torch.randint(-(2**62), 2**62, (rows,), generator=generator)
+        return seeds, torch.randint(0, 2**20, (rows,), generator=generator)
+
+    return RowKernel(
+        "exponential",
+        exponential.SAMPLER,
+        str(vocabulary),
+        lambda s, p: (exponential.exponential_rows(s, p, vocabulary),),
+        cells,
     )
 
 

@@ -14,6 +14,8 @@ SUMMARIES = {
     "down": "stop what `up` started",
     "worker": "run one vLLM worker of a pool (what a pod runs)",
     "gateway": "run the OpenAI-compatible gateway",
+    "certify": "prove which schedules keep the strict pool's bits here, and keep the plan",
+    "numerics": "say what a numerics fingerprint stands for",
     "key": "create, list and revoke API keys of the gateway",
 }
 

@@ -253,3 +253,16 @@ def test_a_killed_gateway_is_replaced(service: Any) -> None:
             return False
 
     wait_for(is_back, 60, "the gateway answers again")
+
+
+@pytest.mark.parametrize("grammar", ["root ::= ", "no grammar at all ::", "root ::= missing"])
+def test_a_grammar_that_cannot_be_is_the_client_s_fault(service: Any, grammar: str) -> None:
+    body = {"model": "smollm2", "prompt": "x", "max_tokens": 4}
+    headers = {"X-Consistency-Tier": "strict"}
+    url = f"{service.url}/v1/completions"
+
+    asked = {**body, "structured_outputs": {"grammar": grammar}}
+    refused = httpx.post(url, json=asked, headers=headers, timeout=60)
+
+    assert refused.status_code == 400, refused.text
+    assert httpx.post(url, json=body, headers=headers, timeout=60).status_code == 200

@@ -71,6 +71,12 @@ async def is_serving(gateway: Gateway) -> bool:
             "consistency_tier",
             id="tier twice",
         ),
+        pytest.param(
+            b'{"consistency_tier": "strict", "model": "m", "\\u0063onsistency_tier": "standard"}',
+            400,
+            "consistency_tier",
+            id="tier twice, once escaped",
+        ),
     ],
 )
 async def test_a_bad_body_leaves_the_connection_usable(
@@ -95,6 +101,27 @@ async def test_a_tier_that_is_only_spoken_of_is_no_second_one(stage: Stage) -> N
 
     assert got.status_code == 200
     assert len(strict.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"transfer-encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n",
+        b"transfer-encoding: chunked\r\n\r\n2\r\n{}XX",
+        b"transfer-encoding: xchunked\r\n\r\n{}",
+        b"transfer-encoding: chunked\r\ncontent-length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    ],
+    ids=["size", "end of a chunk", "unknown coding", "both lengths"],
+)
+async def test_a_body_framed_wrongly_is_answered(stage: Stage, rest: bytes) -> None:
+    gateway, _, throughput = await stage.pair()
+    raw = await Raw.connect(gateway)
+
+    got = await raw.ask(HEAD + rest)
+
+    assert (got[0], got[2]) == (400, "malformed_request")
+    assert throughput.seen == []
+    assert await is_serving(gateway)
 
 
 @pytest.mark.parametrize("hosts", [b"", b"host: a\r\nhost: b\r\n"], ids=["none", "two"])

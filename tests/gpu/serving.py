@@ -138,6 +138,7 @@ def _start(options: Options, folder: Path) -> tuple[Any, dict[str, Any]]:
 
         register()
         arguments["attention_backend"] = "CUSTOM"
+        arguments["structured_outputs_config"] = {"backend": "xgrammar"}
     if not is_built_in:
         draw_weights()
     from vllm import LLM

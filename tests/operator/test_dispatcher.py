@@ -21,7 +21,7 @@ def test_help_lists_the_commands_with_a_line_each_and_an_example(argv: list[str]
     done = run(*argv)
 
     assert done.returncode == 0
-    for command in ("up", "status", "logs", "down", "worker", "gateway"):
+    for command in ("up", "status", "logs", "down", "worker", "gateway", "certify", "numerics"):
         [line] = [text for text in done.stdout.splitlines() if text.split()[:1] == [command]]
         assert len(line.split()) > 3
     assert "isobatch up -f service.yaml" in done.stdout

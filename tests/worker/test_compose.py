@@ -111,3 +111,29 @@ def test_bytecode_is_kept_in_our_cache_unless_the_user_has_a_place_for_it() -> N
     assert added["PYTHONDONTWRITEBYTECODE"] == ""
     own = compose(THROUGHPUT, {**environment, "PYTHONPYCACHEPREFIX": "/mine"}).environment
     assert not [name for name in own if name.startswith("PYTHON")]
+
+
+def test_a_strict_worker_on_a_card_has_our_attention_and_no_graph_of_a_stock_one() -> None:
+    launch = compose(dataclasses.replace(STRICT, is_cpu=False), {})
+
+    assert ("--attention-backend", "CUSTOM") in set(pairwise(launch.arguments))
+    assert "--enforce-eager" not in launch.arguments
+    assert launch.environment["VLLM_CACHE_ROOT"] == "/cache/vllm-strict"
+    assert launch.environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+
+
+def test_eager_on_a_card_is_another_fingerprint_and_on_a_cpu_the_default() -> None:
+    def of(settings: Settings, *arguments: str) -> str:
+        return compose(with_args(settings, *arguments), {}).environment["ISOBATCH_SETTINGS"]
+
+    card = dataclasses.replace(STRICT, is_cpu=False)
+    assert of(card, "--enforce-eager") != of(card)
+    assert of(STRICT, "--enforce-eager") == of(STRICT)
+
+
+def test_one_library_of_grammars_serves_all_strict_requests() -> None:
+    given = "--structured-outputs-config.backend=guidance"
+
+    assert "--structured-outputs-config.backend" in compose(STRICT, {}).arguments
+    assert "xgrammar" not in compose(with_args(STRICT, given), {}).arguments
+    assert "xgrammar" not in compose(THROUGHPUT, {}).arguments

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from isobatch_worker.engine_config import ON_CPU, refusals
+import torch
+from isobatch_worker.compose import STRICT_GRAMMARS
+from isobatch_worker.engine_config import REFUSED, On, refusals, refused_on, refused_options
+from vllm.config.compilation import CompilationMode
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -27,22 +31,22 @@ Configure = Callable[..., Any]
 
 @pytest.fixture
 def configure(tmp_path: Path) -> Configure:
-    """(arguments of vLLM) -> the resolved configuration of a tiny model."""
+    """(arguments of vLLM) -> the resolved configuration of a tiny model, as composed for strict."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(TINY))
 
-    def from_arguments(*arguments: str) -> Any:
+    def from_arguments(*arguments: str, grammars: tuple[str, ...] = STRICT_GRAMMARS) -> Any:
         parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
         common = ["--model", str(model), "--skip-tokenizer-init", "--max-model-len", "128"]
-        options = parser.parse_args([*common, "--dtype", "bfloat16", *arguments])
+        options = parser.parse_args([*common, "--dtype", "bfloat16", *grammars, *arguments])
         return EngineArgs.from_cli_args(options).create_engine_config()
 
     return from_arguments
 
 
 def test_the_defaults_of_a_cpu_are_certified(configure: Configure) -> None:
-    assert refusals(configure("--enforce-eager"), ON_CPU) == []
+    assert refusals(configure("--enforce-eager"), On.CPU) == []
 
 
 @pytest.mark.parametrize(
@@ -68,11 +72,93 @@ def test_whatever_the_spelling_what_is_not_certified_is_refused(
 ) -> None:
     eager = () if "--no-enforce-eager" in arguments else ("--enforce-eager",)
 
-    assert any(said.startswith(named) for said in refusals(configure(*eager, *arguments), ON_CPU))
+    assert any(said.startswith(named) for said in refusals(configure(*eager, *arguments), On.CPU))
 
 
 def test_a_file_of_arguments_is_no_way_around(configure: Configure, tmp_path: Path) -> None:
     config = tmp_path / "vllm.yaml"
     config.write_text("tensor-parallel-size: 2\n")
 
-    assert refusals(configure("--enforce-eager", "--config", str(config)), ON_CPU)
+    assert refusals(configure("--enforce-eager", "--config", str(config)), On.CPU)
+
+
+def test_a_library_of_grammars_that_the_first_request_decides_is_refused(
+    configure: Configure,
+) -> None:
+    (refused,) = refusals(configure("--enforce-eager", grammars=()), On.CPU)
+
+    assert "--structured-outputs-config" in refused
+
+
+def on_cuda(config: Any) -> Any:
+    """`config` with what vLLM resolves otherwise on a card, as our arguments have it there."""
+    config.attention_config.backend = AttentionBackendEnum.CUSTOM
+    config.parallel_config.worker_cls = "vllm.v1.worker.gpu_worker.Worker"
+    config.compilation_config.mode = CompilationMode.VLLM_COMPILE
+    return config
+
+
+@pytest.fixture
+def on_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+
+
+def test_the_defaults_of_a_card_are_certified(configure: Configure, on_card: None) -> None:
+    assert refusals(on_cuda(configure()), On.CUDA) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "attribute", "value", "named"),
+    [
+        ("attention_config", "backend", AttentionBackendEnum.FLASH_ATTN, "attention backend"),
+        ("attention_config", "backend", None, "attention backend"),
+        ("attention_config", "backend_per_kind", {"a": "b"}, "attention backends by kind"),
+        ("parallel_config", "worker_cls", "a.Worker", "worker class"),
+        ("parallel_config", "enable_expert_parallel", True, "experts over ranks"),
+        ("parallel_config", "decode_context_parallel_size", 2, "several ranks"),
+        ("parallel_config", "enable_dbo", True, "micro-batches"),
+        ("model_config", "dtype", torch.float32, "model dtype"),
+        ("model_config", "quantization", "fp8", "quantization"),
+        ("model_config", "max_logprobs", -1, "max logprobs"),
+        ("cache_config", "cache_dtype", "fp8", "KV cache dtype"),
+        ("compilation_config", "mode", CompilationMode.DYNAMO_TRACE_ONCE, "compilation mode"),
+        (
+            "compilation_config",
+            "inductor_compile_config",
+            {"max_autotune": True},
+            "tuning by the compiler",
+        ),
+        (None, "lora_config", object(), "LoRA"),
+        (None, "speculative_config", object(), "speculative decoding"),
+        (None, "kv_transfer_config", object(), "KV transfer"),
+    ],
+)
+def test_a_card_refuses_by_name(
+    part: str | None,
+    attribute: str,
+    value: object,
+    named: str,
+    configure: Configure,
+    on_card: None,
+) -> None:
+    config = on_cuda(configure())
+    object.__setattr__(getattr(config, part) if part else config, attribute, value)
+
+    assert [said.split(":")[0] for said in refusals(config, On.CUDA)] == [named]
+
+
+def test_the_v2_runner_is_refused_on_a_card(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = on_cuda(configure())  # before: vLLM makes none for that runner without a card
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+
+    assert any(said.startswith("model runner") for said in refusals(config, On.CUDA))
+
+
+def test_every_refusal_has_one_name_and_every_option_one_reason() -> None:
+    names = [refused.name for refused in REFUSED]
+    assert len(names) == len(set(names))
+    for device in (On.CPU, On.CUDA):
+        options = [option for one in refused_on(device) for option in one.options]
+        assert len(options) == len(set(options)) == len(refused_options(device))

@@ -2,8 +2,10 @@ import pytest
 from isobatch_worker.request_settings import request_settings
 
 
-def settings(*arguments: str, files: dict[str, str] | None = None) -> str:
-    return request_settings(arguments, (files or {}).get)
+def settings(
+    *arguments: str, files: dict[str, str] | None = None, environment: dict[str, str] | None = None
+) -> str:
+    return request_settings(arguments, environment or {}, (files or {}).get)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,7 @@ def test_what_is_proved_not_to_reach_the_bits_is_no_part(arguments: tuple[str, .
         ("--override-generation-config", '{"temperature": 0.5}'),
         ("--hf-overrides", '{"rope_theta": 1}'),
         ("--an-option-of-tomorrow",),
+        ("--enforce-eager",),
         ("--lora-modules", "a", "b"),
     ],
     ids=" ".join,
@@ -46,3 +49,27 @@ def test_a_file_counts_by_what_it_holds() -> None:
 
     assert settings("--chat-template", "/b/t", files={"/b/t": "sha256:1"}) == here
     assert settings("--chat-template", "/a/t.jinja", files={"/a/t.jinja": "sha256:2"}) != here
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("TORCHINDUCTOR_MAX_AUTOTUNE", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE"),
+        *("TRITON_F32_DEFAULT", "VLLM_FLOAT32_MATMUL_PRECISION", "ATEN_CPU_CAPABILITY"),
+        "VLLM_A_VARIABLE_OF_TOMORROW",
+    ],
+)
+def test_a_variable_that_chooses_arithmetic_is_part(name: str) -> None:
+    assert settings(environment={name: "1"}) != settings()
+    assert settings(environment={name: "1"}) != settings(environment={name: "0"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PATH", "HOME", "VLLM_HOST_IP", "VLLM_SERVICE_HOST", "VLLM_PORT_80_TCP", "VLLM_API_KEY"),
+        *("TRITON_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "HF_TOKEN"),
+    ],
+)
+def test_what_differs_between_replicas_without_reaching_a_bit_is_no_part(name: str) -> None:
+    assert settings(environment={name: "x"}) == settings()

@@ -44,6 +44,18 @@ def subject_of(operator: Operator) -> Subject:
     return Subject(key, lambda: operator_plan(certify(operator)))
 
 
+def proved_at_every_count(operator: Operator) -> OperatorPlan:
+    """The plan of an operator that has one kernel and nothing to fall back on.
+
+    Raises `CertificationRefused` where the kernel is refused at any row count.
+    """
+    proof = certify(operator)
+    if proof.refused:
+        name, reason = next(iter(proof.refused.items()))
+        raise CertificationRefused(f"{operator.name} {operator.shape}: {name}: {reason}")
+    return operator_plan(proof)
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A model whose operators are certified and installed; the whole is still to be asked."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from isobatch_contracts.tiers import PoolName
 
+from isobatch_worker.engine_config import On, refused_options
 from isobatch_worker.request_settings import request_settings
 
 CPU_DEFAULTS: tuple[tuple[str, ...], ...] = (
@@ -18,31 +19,11 @@ CPU_DEFAULTS: tuple[tuple[str, ...], ...] = (
 CPU_CACHE_BYTES = "512M"
 """KV cache on a CPU unless told otherwise: vLLM would take most of the machine's memory."""
 
+STRICT_GRAMMARS = ("--structured-outputs-config.backend", "xgrammar")
+"""Added in strict unless its option is given: with vLLM's `auto` the first request that asks for a
+grammar decides which library masks everybody's tokens."""
+
 OWNED = frozenset({"--model", "--host", "--port", "--served-model-name"})
-STRICT_REFUSED: Mapping[str, str] = {
-    "--speculative-config": "drafts make the batch's shape part of the arithmetic",
-    "--quantization": "quantized linears are not certified",
-    "--enable-lora": "LoRA linears are not certified",
-    "--kv-cache-dtype": "a quantized KV cache is not certified",
-    "--tensor-parallel-size": "all-reduce is not certified",
-    "--pipeline-parallel-size": "several ranks are not certified",
-    "--data-parallel-size": "several ranks are not certified",
-    "--attention-backend": "the attention kernel is chosen by certification",
-    "--logits-processors": "foreign logits processors are not certified",
-    "--worker-cls": "another worker has other seams",
-    "--worker-extension-cls": "another worker has other seams",
-    "--scheduler-cls": "another scheduler has other seams",
-    "--logprobs-mode": "only raw_logprobs are certified",
-    "--config": "files that it names are not in the fingerprint; give its arguments one by one",
-    "--optimization-level": "other ways to compile are not certified",
-    "--compilation-config": "other ways to compile are not certified",
-}
-"""Refused before anything starts; `engine_config` then reads what the arguments came to."""
-
-CPU_STRICT_REFUSED: Mapping[str, str] = {
-    "--no-enforce-eager": "compiled CPU graphs are not certified",
-}
-
 _ALIASES = {
     "-q": "--quantization",
     "-tp": "--tensor-parallel-size",
@@ -95,10 +76,12 @@ def compose(settings: Settings, environment: Mapping[str, str]) -> Launch:
     given = settings.vllm_args
     if settings.is_cpu:
         given = (*_cpu_defaults(given, environment), *given)
+    if settings.pool is PoolName.STRICT and "--structured-outputs-config" not in _flags(given):
+        given = (*STRICT_GRAMMARS, *given)
     added = _environment(settings, environment)
     if settings.pool is PoolName.STRICT:
         arguments += ["--middleware", "isobatch_worker.endpoint.NumericsEndpoint"]
-        added["ISOBATCH_SETTINGS"] = request_settings(given, settings.digest_of_file)
+        added["ISOBATCH_SETTINGS"] = request_settings(given, environment, settings.digest_of_file)
         if not settings.is_cpu:
             arguments += ["--attention-backend", "CUSTOM"]
     return Launch((*arguments, *given), added)
@@ -122,7 +105,7 @@ def _refuse(settings: Settings, environment: Mapping[str, str]) -> None:
             "unset it: the strict pool does not need it"
         )
     if settings.pool is PoolName.STRICT:
-        known = {**STRICT_REFUSED, **(CPU_STRICT_REFUSED if settings.is_cpu else {})}
+        known = refused_options(On.CPU if settings.is_cpu else On.CUDA)
         refused = sorted(flags & known.keys())
         if refused:
             reasons = "; ".join(f"{flag}: {known[flag]}" for flag in refused)

@@ -5,6 +5,7 @@ WorkerError
 +-- ModelUnavailable    a model that cannot be had here
 +-- DigestMismatch      other weights than the ones asked for
 +-- CacheUnusable       a cache folder that cannot be made or written to
++-- ShapeError          a text that names no operator shape
 """
 
 
@@ -26,3 +27,7 @@ class DigestMismatch(WorkerError):
 
 class CacheUnusable(WorkerError):
     """A cache folder that cannot be made or written to."""
+
+
+class ShapeError(WorkerError, ValueError):
+    """A text that names no operator shape."""

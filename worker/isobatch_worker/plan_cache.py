@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from isobatch_kernels.plan import Plan
@@ -28,6 +29,15 @@ def load_plan(path: Path, wanted: Plan, operators: set[Key]) -> Plan | None:
         return None
     proved = {(o.operator, o.shape, o.tree) for o in plan.operators}
     return plan if proved == operators else None
+
+
+def kept_plans(folder: Path) -> Iterator[tuple[Path, Plan]]:
+    """Every whole plan in `folder`, with its file; what is none is passed over."""
+    for path in sorted(folder.glob("*.json")):
+        try:
+            yield path, Plan.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            continue
 
 
 def save_plan(path: Path, plan: Plan) -> None:

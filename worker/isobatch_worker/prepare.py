@@ -18,7 +18,7 @@ from isobatch_worker import seams
 from isobatch_worker.certificate import Certification, Prepared, prove, subject_of, wanted_plan
 from isobatch_worker.coverage import Covered, Shapes, cover
 from isobatch_worker.cpu_attention import AttentionShape, paged_attention, shape_of
-from isobatch_worker.engine_config import ON_CPU, refusals
+from isobatch_worker.engine_config import On, refusals
 from isobatch_worker.environment import cpu_arithmetic
 from isobatch_worker.sampler import (
     ON_TORCH,
@@ -65,7 +65,7 @@ def prepare(runner: Any) -> Prepared:
         raise CertificationRefused(
             "VLLM_CPU_ATTN_SPLIT_KV must be 0: the split moves with the batch"
         )
-    refused = refusals(runner.vllm_config, ON_CPU)
+    refused = refusals(runner.vllm_config, On.CPU)
     if refused:
         raise CertificationRefused(f"this configuration is not certified: {'; '.join(refused)}")
     work = _find_work(runner)
@@ -112,21 +112,26 @@ def _linear(module: torch.nn.Module, shapes: Shapes) -> RowOperator | None:
     found = getattr(module, seams.LINEAR_SHAPE, None)
     if found is None or type(module).__name__ == "VocabParallelEmbedding":
         return None
-    rows, columns, dtype = found
+    # An LM head is called with one row a request; more (prompt logprobs) runs as blocks.
+    is_head = type(module).__name__ == "ParallelLMHead"
+    most = min(64, shapes.max_tokens) if is_head else shapes.max_tokens
+    n, k, dtype = found
+    return library_rows(n, k, dtype, most)
+
+
+def library_rows(n: int, k: int, dtype: torch.dtype, max_rows: int) -> RowOperator:
+    """VLLM's CPU linear on drawn weights [n, k], for up to `max_rows` rows."""
     library: list[Callable[..., torch.Tensor]] = []
 
     def run(x: torch.Tensor) -> tuple[torch.Tensor]:
         if not library:  # packed at the first proof only: a cached plan needs none
-            library.append(seams.library_linear(_weights(rows, columns, dtype)))
+            library.append(seams.library_linear(_weights(n, k, dtype)))
         return (library[0](x, None),)
 
     def draw(count: int, generator: torch.Generator) -> tuple[torch.Tensor]:
-        return (mixed_rows(count, columns, dtype, generator),)
+        return (mixed_rows(count, k, dtype, generator),)
 
-    # An LM head is called with one row a request; more (prompt logprobs) runs as blocks.
-    is_head = type(module).__name__ == "ParallelLMHead"
-    most = min(64, shapes.max_tokens) if is_head else shapes.max_tokens
-    return RowOperator("linear", f"{rows}x{columns} {dtype}", run, draw, most)
+    return RowOperator("linear", f"{n}x{k} {dtype}", run, draw, max_rows)
 
 
 def _weights(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from types import FrameType
+from typing import IO
 
 import psutil
 from isobatch_cli.lifetime import DIE_WITH_PARENT
@@ -27,13 +28,7 @@ def supervise(launch: Launch) -> int:
 
     SIGTERM and SIGINT are passed on to vLLM, which drains; what is left after a grace is killed.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    environment = {**os.environ, **launch.environment}
-    environment.pop(DIE_WITH_PARENT, None)
-    child = subprocess.Popen(  # noqa: S603  # our own interpreter and arguments
-        (sys.executable, *launch.arguments), env=environment
-    )
+    child = start(launch, None)
     deadline: list[threading.Timer] = []
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -50,6 +45,17 @@ def supervise(launch: Launch) -> int:
     code = child.wait()
     kill_descendants()
     return code if code >= 0 else 128 - code
+
+
+def start(launch: Launch, output: IO[str] | None) -> subprocess.Popen[bytes]:
+    """Start `launch`, its orphans to be adopted by this process; it prints to `output`, or here."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    environment = {**os.environ, **launch.environment}
+    environment.pop(DIE_WITH_PARENT, None)
+    return subprocess.Popen(  # noqa: S603  # our own interpreter and arguments
+        (sys.executable, *launch.arguments), env=environment, stdout=output, stderr=output
+    )
 
 
 def kill_descendants() -> None:

@@ -12,12 +12,12 @@ from isobatch_kernels.attention_plan import (
     reprove_attention,
 )
 from isobatch_kernels.attention_tree import AttentionShape, tree_of
-from isobatch_kernels.certification import CertificationRefused, Operator, certify
+from isobatch_kernels.certification import CertificationRefused, Operator
 from isobatch_kernels.exponential import SAMPLER
 from isobatch_kernels.linear_plan import LinearShape, choice_of, plan_linear, reprove_linear
 from isobatch_kernels.matmul_schedules import CertifiedLinear
 from isobatch_kernels.paged_attention import AttentionLauncher, Workspace, allocate_workspace
-from isobatch_kernels.plan import OperatorPlan, Plan, operator_plan
+from isobatch_kernels.plan import Plan
 from isobatch_kernels.rows import RowOperator, row_operator
 from isobatch_kernels.tree import family_of, linear_tree
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
@@ -28,6 +28,7 @@ from isobatch_worker.certificate import (
     Prepared,
     Subject,
     prove,
+    proved_at_every_count,
     subject_of,
     wanted_plan,
 )
@@ -35,9 +36,9 @@ from isobatch_worker.cuda.attention import StrictAttentionBackend
 from isobatch_worker.cuda.coverage import Found, cover
 from isobatch_worker.cuda.layers import register_layers
 from isobatch_worker.cuda.operators import LINEARS, register_operators
-from isobatch_worker.cuda.rows import layer_operators
+from isobatch_worker.cuda.rows import layer_operators, noise_operator
 from isobatch_worker.cuda.sampling import on_card
-from isobatch_worker.engine_config import ON_CUDA, refusals
+from isobatch_worker.engine_config import On, refusals
 from isobatch_worker.environment import cuda_arithmetic
 from isobatch_worker.probe import HasReference
 from isobatch_worker.sampler import Means, SamplingShape, install_sampler, sampling_operators
@@ -71,7 +72,7 @@ def _linear(
 def prepare(runner: Any) -> Prepared:
     """Certify the operators of `runner`'s model, or refuse it by `CertificationRefused`."""
     started = time.monotonic()
-    refused = refusals(runner.vllm_config, ON_CUDA)
+    refused = refusals(runner.vllm_config, On.CUDA)
     if refused:
         raise CertificationRefused(f"this configuration is not certified: {'; '.join(refused)}")
     work = _find_work(runner)
@@ -104,7 +105,7 @@ class _Work:
             *(self._linear(shape) for shape in self.found.linears.values()),
             *(self._attention(shape) for shape in self.attentions),
             *(
-                Subject((o.name, o.shape, o.tree), partial(_proved_at_every_count, o))
+                Subject((o.name, o.shape, o.tree), partial(proved_at_every_count, o))
                 for o in self.layers
             ),
             *(subject_of(row_operator(o, _SEED)) for o in self.sampling),
@@ -127,15 +128,6 @@ class _Work:
         )
 
 
-def _proved_at_every_count(operator: Operator) -> OperatorPlan:
-    """Layers run inside of graphs by one kernel: there is no other to fall back on."""
-    proof = certify(operator)
-    if proof.refused:
-        name, reason = next(iter(proof.refused.items()))
-        raise CertificationRefused(f"{operator.name} {operator.shape}: {name}: {reason}")
-    return operator_plan(proof)
-
-
 def _find_work(runner: Any) -> _Work:
     config = runner.vllm_config
     model, scheduler = config.model_config, config.scheduler_config
@@ -147,9 +139,12 @@ def _find_work(runner: Any) -> _Work:
     means = on_card(runner.device)
     return _Work(
         found=found,
-        layers=layer_operators(
-            found, model.dtype, model.hf_text_config.intermediate_size, runner.device, _SEED
-        ),
+        layers=[
+            *layer_operators(
+                found, model.dtype, model.hf_text_config.intermediate_size, runner.device, _SEED
+            ),
+            noise_operator(sampled, runner.device, _SEED),
+        ],
         sampling=sampling_operators(sampled, means),
         sampled=sampled,
         means=means,
