@@ -1,7 +1,6 @@
 """Decides which refusal a failure becomes: the rows of the API's error table."""
 
 from isobatch_contracts import errors
-from isobatch_contracts.errors import ErrorKind, ErrorType
 from isobatch_contracts.tiers import Tier
 
 from isobatch_gateway.errors import (
@@ -15,7 +14,6 @@ from isobatch_gateway.errors import (
 )
 from isobatch_gateway.limits import TooMany, WaitedTooLong
 from isobatch_gateway.refusals import Refusal, is_error
-from isobatch_gateway.relay import Opening
 
 _SOON = 1  # seconds: a replica that restarts is found again within about two
 _DRAINING = 5
@@ -123,13 +121,14 @@ def too_late(tier: Tier | None, error: Interrupted) -> Refusal:
     )
 
 
-def put_in_shape(path: str, opening: Opening, body: bytes) -> Refusal | None:
+def put_in_shape(path: str, status: int, body: bytes) -> Refusal | None:
     """A replica's refusal in no shape of OpenAI's (a route it does not have), put into ours."""
-    if opening.status < 400 or not opening.is_whole or opening.is_stream or is_error(body):
+    if is_error(body):
         return None
-    if opening.status in (404, 405, 501):
+    if status in (404, 405, 501):
         return Refusal(
             errors.PATH_NOT_FOUND, f"The model does not serve {path}; see /v1/models for others."
         )
-    kind = ErrorKind("request_refused", opening.status, ErrorType.INVALID_REQUEST)
-    return Refusal(kind, f"The replica refused the request with status {opening.status}.")
+    return Refusal(
+        errors.request_refused(status), f"The replica refused the request with status {status}."
+    )

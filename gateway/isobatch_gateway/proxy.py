@@ -170,7 +170,9 @@ class Proxy:
         record.labels = labels._replace(pool=served_by.pool.value, revision=served_by.revision)
         record.replica = served_by.name
         try:
-            refusal = outcomes.put_in_shape(order.path, opening, attempt.relay.held)
+            refusal = None
+            if opening.status >= 400 and opening.is_whole and not opening.is_stream:
+                refusal = outcomes.put_in_shape(order.path, opening.status, attempt.relay.held)
             if refusal is None:
                 await self._pass(client, attempt, opening, order)
         finally:

@@ -95,7 +95,7 @@ class Relay:
 
     def take_held(self) -> bytes:
         """The bytes held so far; the caller passes them on."""
-        data = bytes(self._held)
+        data = self.held
         self._held.clear()
         self.bytes_out += len(data)
         return data

@@ -50,6 +50,11 @@ STRICT_UNAVAILABLE = ErrorKind("strict_unavailable", 503, ErrorType.UNAVAILABLE)
 UPSTREAM_TIMEOUT = ErrorKind("upstream_timeout", 504, ErrorType.SERVER)
 
 
+def request_refused(status: int) -> ErrorKind:
+    """The 4xx of a replica that says no more than its status, which stays."""
+    return ErrorKind("request_refused", status, ErrorType.INVALID_REQUEST)
+
+
 def invalid_request(field: str) -> ErrorKind:
     """The 400 of a wrong body or header; its code names the field, e.g. `consistency_tier`."""
     return ErrorKind(field, 400, ErrorType.INVALID_REQUEST)

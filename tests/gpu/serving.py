@@ -23,7 +23,7 @@ from typing import Any
 
 from isobatch_contracts.tiers import PoolName
 from isobatch_worker.cache import default_cache_dir
-from isobatch_worker.compose import Settings, compose
+from isobatch_worker.compose import STRICT_GRAMMARS, Settings, compose
 from isobatch_worker.models import resolve, show_progress
 from isobatch_worker.report import read_report
 
@@ -138,7 +138,7 @@ def _start(options: Options, folder: Path) -> tuple[Any, dict[str, Any]]:
 
         register()
         arguments["attention_backend"] = "CUSTOM"
-        arguments["structured_outputs_config"] = {"backend": "xgrammar"}
+        arguments["structured_outputs_config"] = {"backend": STRICT_GRAMMARS[1]}
     if not is_built_in:
         draw_weights()
     from vllm import LLM

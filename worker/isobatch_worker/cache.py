@@ -28,3 +28,8 @@ def usable_cache_dir() -> Path:
             "there: set ISOBATCH_CACHE_DIR to a folder that can be written to"
         ) from exc
     return path
+
+
+def plans_dir(cache_dir: Path) -> Path:
+    """Where the plans of workers are kept."""
+    return cache_dir / "plans"

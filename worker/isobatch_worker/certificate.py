@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from isobatch_worker.report import report_path, write_report
 MODEL_DIGEST = "ISOBATCH_MODEL_DIGEST"
 SETTINGS = "ISOBATCH_SETTINGS"
 PLANS_FOLDER = "ISOBATCH_PLANS"
+
+SEED = 20260101
+"""Of the inputs drawn; any constant will do, a constant keeps proofs repeatable."""
 
 log = logging.getLogger("vllm.isobatch")
 
@@ -44,11 +48,16 @@ def subject_of(operator: Operator) -> Subject:
     return Subject(key, lambda: operator_plan(certify(operator)))
 
 
-def proved_at_every_count(operator: Operator) -> OperatorPlan:
-    """The plan of an operator that has one kernel and nothing to fall back on.
+def lone_subject(operator: Operator) -> Subject:
+    """`operator`, which has one kernel and nothing to fall back on: certified where it serves all.
 
-    Raises `CertificationRefused` where the kernel is refused at any row count.
+    Its proof raises `CertificationRefused` where the kernel is refused at any row count.
     """
+    key = (operator.name, operator.shape, operator.tree)
+    return Subject(key, partial(_proved_at_every_count, operator))
+
+
+def _proved_at_every_count(operator: Operator) -> OperatorPlan:
     proof = certify(operator)
     if proof.refused:
         name, reason = next(iter(proof.refused.items()))
@@ -138,14 +147,22 @@ def prove(subjects: Sequence[Subject], wanted: Plan) -> tuple[Plan, Path, bool]:
     if kept is not None:
         _reprove(subjects, kept, path)
         return kept, path, True
+
+    def tell(step: str) -> None:
+        write_report(report_path(), NotCertified(state="certifying", reason=step))
+        log.info("%s", step)
+
+    return wanted.model_copy(update={"operators": prove_all(subjects, tell)}), path, False
+
+
+def prove_all(subjects: Sequence[Subject], tell: Callable[[str], None]) -> tuple[OperatorPlan, ...]:
+    """Prove `subjects` one after another; `tell` hears which. Raises `CertificationRefused`."""
     proofs = []
     for done, subject in enumerate(subjects):
         name, shape, _ = subject.key
-        reason = f"certifying {name} {shape} ({done + 1} of {len(subjects)})"
-        write_report(report_path(), NotCertified(state="certifying", reason=reason))
-        log.info("%s", reason)
+        tell(f"certifying {name} {shape} ({done + 1} of {len(subjects)})")
         proofs.append(subject.prove())
-    return wanted.model_copy(update={"operators": tuple(proofs)}), path, False
+    return tuple(proofs)
 
 
 def _reprove(subjects: Sequence[Subject], kept: Plan, path: Path) -> None:

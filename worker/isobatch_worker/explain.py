@@ -9,12 +9,13 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from isobatch_cli.state_folder import state_root
 from isobatch_contracts import routing_table
 from isobatch_contracts.numerics import NUMERICS_PATH, Certified
 from isobatch_contracts.tiers import PoolName
 from isobatch_kernels.plan import Plan
 
-from isobatch_worker.cache import default_cache_dir
+from isobatch_worker.cache import default_cache_dir, plans_dir
 from isobatch_worker.plan_cache import kept_plans
 from isobatch_worker.plan_view import Fixed, explain
 
@@ -38,7 +39,7 @@ def numerics(argv: list[str]) -> int:
         )
         return 2
     replicas = [*options.replica, *_routed(os.environ)]
-    plans = default_cache_dir() / "plans"
+    plans = plans_dir(default_cache_dir())
     found = {f.fingerprint: f for f in _known(plans, replicas, "sha256:" + match[1])}
     if len(found) == 1:
         (fixed,) = found.values()
@@ -117,9 +118,7 @@ def _ask(url: str) -> Certified | None:
 
 def _routed(environ: Mapping[str, str]) -> Iterator[str]:
     """The strict replicas in the routing tables of `isobatch up` on this machine."""
-    home = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    root = Path(environ.get("ISOBATCH_STATE_DIR") or Path(home) / "isobatch")
-    for path in sorted(root.glob("*/tables/table.json")):
+    for path in sorted(state_root(environ).glob("*/tables/table.json")):
         try:
             table = routing_table.load(path.read_bytes())
         except (OSError, routing_table.TableRejected):

@@ -15,7 +15,14 @@ from isobatch_kernels.rows import CertifiedRows, RowOperator, row_operator
 from vllm import envs
 
 from isobatch_worker import seams
-from isobatch_worker.certificate import Certification, Prepared, prove, subject_of, wanted_plan
+from isobatch_worker.certificate import (
+    SEED,
+    Certification,
+    Prepared,
+    prove,
+    subject_of,
+    wanted_plan,
+)
 from isobatch_worker.coverage import Covered, Shapes, cover
 from isobatch_worker.cpu_attention import AttentionShape, paged_attention, shape_of
 from isobatch_worker.engine_config import On, refusals
@@ -26,8 +33,6 @@ from isobatch_worker.sampler import (
     install_sampler,
     sampling_operators,
 )
-
-_SEED = 20260101  # of the inputs drawn; any constant will do, a constant keeps proofs repeatable
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +47,10 @@ class _Work:
     def operators(self) -> dict[tuple[str, str], Operator]:
         """By (operator, shape), each once."""
         rows = [c.operator for c in self.covered] + self.sampling
-        found = {(o.name, o.shape): row_operator(o, _SEED) for o in rows}
+        found = {(o.name, o.shape): row_operator(o, SEED) for o in rows}
         for shape in self.attention:
             operator = attention_operator(
-                paged_attention(shape, self.shapes.max_positions, _SEED), _SEED
+                paged_attention(shape, self.shapes.max_positions, SEED), SEED
             )
             found[operator.name, operator.shape] = operator
         return found
@@ -136,7 +141,7 @@ def library_rows(n: int, k: int, dtype: torch.dtype, max_rows: int) -> RowOperat
 
 def _weights(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     """[rows, columns]: a third each constant (paired inputs cancel), wide-range, and normal."""
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(SEED)
     weight = torch.randn(rows, columns, generator=generator)
     weight[0::3] = torch.sign(weight[0::3, :1]).expand(-1, columns)
     weight[1::3] *= torch.exp(2 * torch.randn(weight[1::3].shape, generator=generator))

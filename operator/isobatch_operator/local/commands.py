@@ -8,9 +8,10 @@ import sys
 import time
 
 import yaml
+from isobatch_cli.state_folder import state_root
 from rich.console import Console
 
-from isobatch_operator.local.directory import StateDirectory, known_names, state_root
+from isobatch_operator.local.directory import StateDirectory, known_names
 from isobatch_operator.local.errors import NO, OK, LocalError, WrongUse, refuse
 from isobatch_operator.local.log_reader import follow_logs, log_paths, print_logs
 from isobatch_operator.local.options import (

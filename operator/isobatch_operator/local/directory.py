@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import os
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -18,15 +17,6 @@ from pydantic import ValidationError
 
 from isobatch_operator.local.state import LocalState
 from isobatch_operator.rollout import Verb
-
-
-def state_root(environ: Mapping[str, str]) -> Path:
-    """Where the instances of this user are: `ISOBATCH_STATE_DIR`, or as XDG says."""
-    override = environ.get("ISOBATCH_STATE_DIR")
-    if override:
-        return Path(override).absolute()
-    home = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(home).absolute() / "isobatch"
 
 
 def known_names(root: Path) -> list[str]:

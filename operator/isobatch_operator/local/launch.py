@@ -57,7 +57,7 @@ def prepare(launcher: Launcher) -> IO[str]:
         raise LocalError(already_running(directory))
     clear_leftovers(directory)
     prune(directory.logs)
-    require_free(launcher.request.host, launcher.request.port)
+    require_free(launcher.request.gateway.host, launcher.request.gateway.port)
     return lock
 
 
@@ -177,7 +177,7 @@ def _why_blocked(state: LocalState) -> str:
 
 
 def _welcome(launcher: Launcher, state: LocalState) -> str:
-    has_keys = launcher.request.keys is not None
+    has_keys = launcher.request.gateway.keys is not None
     tiers = usable_tiers(launcher.service.spec)
     return welcome(state.url, state.model, tiers, has_keys=has_keys)
 

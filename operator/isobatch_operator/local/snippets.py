@@ -35,8 +35,9 @@ def curl_command(url: str, model: str, tier: Tier, *, has_keys: bool = False) ->
 def sdk_snippet(url: str, model: str, tiers: tuple[Tier, ...], *, has_keys: bool = False) -> str:
     """The same with the OpenAI SDK, in every one of `tiers`."""
     key = f'os.environ["{_KEY}"]' if has_keys else '"unused"'
+    standard = "import os\n\n" if has_keys else ""
     return f"""\
-{"import os" + chr(10) * 2 if has_keys else ""}from openai import OpenAI
+{standard}from openai import OpenAI
 
 client = OpenAI(base_url="{url}/v1", api_key={key})
 for tier in {json.dumps([tier.value for tier in tiers])}:

@@ -40,9 +40,7 @@ class Request:
     """What `up` was asked for."""
 
     manifest: Path | None
-    host: str
-    port: int
-    keys: Path | None = None  # of the gateway; None lets everybody ask
+    gateway: Listening
     wrapper_pid: int | None = None  # ends with this process, if it is given and our parent
 
 
@@ -56,7 +54,6 @@ class Supervisor:
         self._service = service
         self._request = request
         self._settings = settings
-        self._at = Listening(request.host, request.port, request.keys)
         self._show = show
         self._phase = InstancePhase.STARTING
         self._problems: tuple[str, ...] = ()
@@ -72,7 +69,7 @@ class Supervisor:
         # trust_env: a proxy of the environment must not see, or break, what stays on this machine.
         async with httpx.AsyncClient(timeout=timeout, trust_env=False) as client:
             fleet = Fleet(self._settings, client)
-            gateway = GatewayProcess(self._settings, client, self._at)
+            gateway = GatewayProcess(self._settings, client, self._request.gateway)
             async with self._signals(), self._watch():
                 try:
                     while not (self._stop.is_set() or self._is_orphaned()):
@@ -135,8 +132,8 @@ class Supervisor:
             phase=self._phase,
             model=self._service.served_name,
             url=url,
-            host=self._request.host,
-            port=self._request.port,
+            host=self._request.gateway.host,
+            port=self._request.gateway.port,
             manifest=str(self._request.manifest) if self._request.manifest else None,
             manifest_problems=self._problems,
             supervisor=ProcessRecord(

@@ -5,15 +5,16 @@ import sys
 from pathlib import Path
 
 import psutil
+from isobatch_cli.state_folder import state_root
 from isobatch_contracts.resource import InferenceService
 
-from isobatch_operator.local.directory import StateDirectory, state_root
+from isobatch_operator.local.directory import StateDirectory
 from isobatch_operator.local.errors import INTERRUPTED, OK, LocalError, WrongUse, refuse
 from isobatch_operator.local.fleet import Settings
 from isobatch_operator.local.launch import Launcher, run_detached, run_foreground
 from isobatch_operator.local.manifest_file import default_manifest, load_manifest
 from isobatch_operator.local.options import up_parser
-from isobatch_operator.local.programs import Programs, Timings
+from isobatch_operator.local.programs import Listening, Programs, Timings
 from isobatch_operator.local.supervisor import Request
 from isobatch_operator.manifest import InvalidManifest
 
@@ -27,8 +28,8 @@ def run_up(argv: list[str], programs: Programs, timings: Timings) -> int:
         directory = StateDirectory(state_root(os.environ) / service.metadata.name)
         settings = Settings(directory.new_instance(), directory, programs, timings)
         wrapper = None if options.detach else _wrapper_pid()
-        keys = _keys(options.keys)
-        request = Request(path, options.host, options.port, keys, wrapper)
+        gateway = Listening(options.host, options.port, _keys(options.keys))
+        request = Request(path, gateway, wrapper)
         launcher = Launcher(service, request, settings)
         if options.detach:
             run_detached(launcher, sys.stdout)

@@ -24,11 +24,12 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 
 from isobatch_worker import seams
 from isobatch_worker.certificate import (
+    SEED,
     Certification,
     Prepared,
     Subject,
+    lone_subject,
     prove,
-    proved_at_every_count,
     subject_of,
     wanted_plan,
 )
@@ -42,8 +43,6 @@ from isobatch_worker.engine_config import On, refusals
 from isobatch_worker.environment import cuda_arithmetic
 from isobatch_worker.probe import HasReference
 from isobatch_worker.sampler import Means, SamplingShape, install_sampler, sampling_operators
-
-_SEED = 20260101  # of the inputs drawn; any constant will do, a constant keeps proofs repeatable
 
 
 def install() -> None:
@@ -102,30 +101,31 @@ class _Work:
     def subjects(self) -> list[Subject]:
         """Each operator once."""
         return [
-            *(self._linear(shape) for shape in self.found.linears.values()),
-            *(self._attention(shape) for shape in self.attentions),
-            *(
-                Subject((o.name, o.shape, o.tree), partial(proved_at_every_count, o))
-                for o in self.layers
-            ),
-            *(subject_of(row_operator(o, _SEED)) for o in self.sampling),
+            *(linear_subject(shape, self.device) for shape in self.found.linears.values()),
+            *(attention_subject(s, self.block_size, self.device) for s in self.attentions),
+            *map(lone_subject, self.layers),
+            *(subject_of(row_operator(o, SEED)) for o in self.sampling),
         ]
 
-    def _linear(self, shape: LinearShape) -> Subject:
-        family = family_of(torch.cuda.get_device_capability(self.device))
-        tree = linear_tree(shape.n, shape.k, shape.dtype, family)
-        return Subject(
-            ("linear", shape.name, tree.name),
-            partial(plan_linear, shape, self.device, _SEED),
-            lambda plan: reprove_linear(plan, shape, self.device, _SEED),
-        )
 
-    def _attention(self, shape: AttentionShape) -> Subject:
-        return Subject(
-            ("attention", shape.name, tree_of(shape).name),
-            partial(plan_attention, shape, self.block_size, self.device, _SEED),
-            lambda plan: reprove_attention(plan, shape, self.block_size, self.device, _SEED),
-        )
+def linear_subject(shape: LinearShape, device: torch.device) -> Subject:
+    """A linear, by all schedules of its tree."""
+    family = family_of(torch.cuda.get_device_capability(device))
+    tree = linear_tree(shape.n, shape.k, shape.dtype, family)
+    return Subject(
+        ("linear", shape.name, tree.name),
+        partial(plan_linear, shape, device, SEED),
+        lambda plan: reprove_linear(plan, shape, device, SEED),
+    )
+
+
+def attention_subject(shape: AttentionShape, block_size: int, device: torch.device) -> Subject:
+    """Paged attention in blocks of `block_size` slots, by all schedules of its tree."""
+    return Subject(
+        ("attention", shape.name, tree_of(shape).name),
+        partial(plan_attention, shape, block_size, device, SEED),
+        lambda plan: reprove_attention(plan, shape, block_size, device, SEED),
+    )
 
 
 def _find_work(runner: Any) -> _Work:
@@ -141,9 +141,9 @@ def _find_work(runner: Any) -> _Work:
         found=found,
         layers=[
             *layer_operators(
-                found, model.dtype, model.hf_text_config.intermediate_size, runner.device, _SEED
+                found, model.dtype, model.hf_text_config.intermediate_size, runner.device, SEED
             ),
-            noise_operator(sampled, runner.device, _SEED),
+            noise_operator(sampled, runner.device, SEED),
         ],
         sampling=sampling_operators(sampled, means),
         sampled=sampled,
