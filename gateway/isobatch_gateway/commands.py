@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import uvloop
-from isobatch_contracts.resource import TierLimits, duration_seconds
+from isobatch_contracts.fields import duration_seconds
+from isobatch_contracts.resource import TierLimits
 from isobatch_contracts.tiers import Tier
 from pydantic import TypeAdapter, ValidationError
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from isobatch_contracts.resource import Rollout
+from isobatch_contracts.steering import Rollout
 
 from isobatch_operator.rollout import (
     Pause,

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from isobatch_contracts.resource import Rollout, Step, duration_seconds
+from isobatch_contracts.fields import duration_seconds
+from isobatch_contracts.steering import Rollout, Step
 
 _MOST_MOVES = 16  # of one moment; a longer chain would be a loop
 
