@@ -4,7 +4,7 @@ Level-based: nothing is remembered but what `Observed` says. An adapter performs
 processes or on a cluster; the `rollout` and `revisions` of a plan it gives back next time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import assert_never
@@ -73,17 +73,22 @@ class Policy:
     drain_deadline_seconds: float = 30.0
     start_deadline_seconds: float = 3600.0  # a first start may download a model
     unready_deadline_seconds: float = 60.0
+    service_name: Callable[[PoolName, str], str] | None = None  # tables name Services, not replicas
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, the table that holds afterwards, and what there is to say meanwhile."""
+    """What to do, the table that holds afterwards, and what there is to say meanwhile.
+
+    `wanted`: the replicas that each revision should have in a pool.
+    """
 
     actions: tuple[Action, ...]
     table: RoutingTable
     status: Status
     rollout: RolloutState
     revisions: Mapping[str, Revision]
+    wanted: Mapping[PoolName, Mapping[str, int]]
 
 
 def plan(
@@ -94,7 +99,7 @@ def plan(
     view = View.of(service, observed, now)
     state = advance(view.state, service.spec.rollout, view.look, now, observed.verb)
     layout = view.layout(state)
-    table = next_table(service, layout.model, layout.shares, observed.table)
+    table = next_table(service, layout.model, layout.shares, observed.table, policy.service_name)
     wanted = {
         Slot(pool, name, ordinal): view.revisions[name]
         for pool, counts in layout.wanted.items()
@@ -117,6 +122,7 @@ def plan(
             for name in (view.target.name, state.stable, state.canary)
             if name is not None
         },
+        wanted=layout.wanted,
     )
 
 

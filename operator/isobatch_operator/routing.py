@@ -1,6 +1,6 @@
 """Decides the routing table: which revisions of each pool are routed, and to which replicas."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from isobatch_contracts import routing_table as contract
@@ -81,8 +81,12 @@ def next_table(
     model: str,
     shares: Mapping[PoolName, tuple[tuple[Route, int], ...]],
     previous: contract.RoutingTable | None,
+    service_name: Callable[[PoolName, str], str] | None = None,
 ) -> contract.RoutingTable:
-    """The table that gives each route its share: `previous` itself if nothing changed."""
+    """The table that gives each route its share: `previous` itself if nothing changed.
+
+    `service_name` says where the replicas of a revision are found, instead of naming each.
+    """
     table = contract.RoutingTable(
         version=previous.version if previous else 1,
         service=service.metadata.name,
@@ -93,7 +97,7 @@ def next_table(
         receipts=service.spec.receipts,
         pools=tuple(service_pools(service)),
         revisions=tuple(
-            _entry(pool, way, weight)
+            _entry(pool, way, weight, service_name)
             for pool, ways in shares.items()
             for way, weight in [share for share in ways if share[1] > 0] or ways[:1]
         ),
@@ -105,11 +109,24 @@ def next_table(
     return table.model_copy(update={"version": previous.version + 1})
 
 
-def _entry(pool: PoolName, way: Route, weight: int) -> contract.Revision:
+def _entry(
+    pool: PoolName,
+    way: Route,
+    weight: int,
+    service_name: Callable[[PoolName, str], str] | None,
+) -> contract.Revision:
     """One entry. Nobody is named in one without weight: who is left there is being drained."""
     name = way.revision.name
     if weight == 0:
         return contract.Revision(name=name, pool=pool, weight=0)
+    if service_name is not None:
+        return contract.Revision(
+            name=name,
+            pool=pool,
+            weight=weight,
+            fingerprint=way.fingerprint,
+            service=service_name(pool, name),
+        )
     return contract.Revision(
         name=name,
         pool=pool,
