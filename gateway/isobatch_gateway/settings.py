@@ -49,9 +49,10 @@ class Breaking:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that the gateway is told at start."""
+    """Everything that the gateway is told at start. Without `tables` it watches the cluster."""
 
-    tables: Path
+    tables: Path | None = None
+    namespaces: tuple[str, ...] = ()  # that are watched; none: all
     keys: Path | None = None
     secret: Path | None = None
     host: str = "127.0.0.1"
