@@ -7,10 +7,10 @@ import pytest
 from isobatch_operator import crd
 
 from tests.cluster.cluster import Cluster
+from tests.cluster.ours import CHART, define
 from tests.conftest import CheckGolden
 from tests.contracts.malformed import MALFORMED, MINIMAL, Malformed, changed
 
-CHART = Path(__file__).parents[2] / "charts/isobatch/files/crd.yaml"
 REFERENCE = Path(__file__).parents[1] / "contracts/golden/inference_service.json"
 # A tier that is named twice is refused by the kind of list; every other rule of a validator is one.
 VALIDATORS = 11
@@ -40,9 +40,7 @@ def test_what_an_older_definition_lacks_is_named() -> None:
 @pytest.fixture(scope="module")
 def defined(control_plane: Cluster) -> Cluster:
     """An API server that has the definition."""
-    control_plane.kubectl("apply", "--server-side", "-f", str(CHART))
-    control_plane.kubectl("wait", "--for=condition=Established", f"crd/{crd.NAME}")
-    control_plane.wait_for("discovery of the new kind", "get", "ibs")
+    define(control_plane)
     return control_plane
 
 

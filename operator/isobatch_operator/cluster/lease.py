@@ -73,20 +73,23 @@ class Election:
     async def run(self) -> None:
         """Stand for election until cancelled."""
         while True:
-            was = self.is_leader
             try:
                 await self._stand()
             except ClusterError as exc:
                 self._log.info("lease", problem=str(exc)[:300])
-            if self.is_leader != was:
-                self._log.info("leader" if self.is_leader else "not leader", me=self._me)
-            if self.is_leader:
-                self.elected.set()
-                self.deposed.clear()
-            else:
-                self.elected.clear()
-                self.deposed.set()
+            self._tell()
             await asyncio.sleep(self._terms.renewal)
+
+    def _tell(self) -> None:
+        """Let those know who wait for it. A lease may also have ended while we were stopped."""
+        if self.is_leader == self.elected.is_set():
+            return
+        self._log.info("leader" if self.is_leader else "not leader", me=self._me)
+        gained, lost = (self.elected, self.deposed)
+        if not self.is_leader:
+            gained, lost = lost, gained
+        gained.set()
+        lost.clear()
 
     async def resign(self) -> None:
         """Let another one begin at once."""
@@ -122,6 +125,9 @@ class Election:
             except Conflict:
                 self._held_until = 0.0
                 return
+        if not self.is_leader:
+            self.elected.clear()  # it lapsed meanwhile, unseen: begin again, with a look at all
+            self.deposed.set()
         # From before the request: it may have taken long.
         self._held_until = begun + self._terms.deadline
 
