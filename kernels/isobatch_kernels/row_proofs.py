@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from isobatch_kernels import exponential, log_softmax, rms_norm, rope, silu_and_mul
+from isobatch_kernels import log_softmax, rms_norm, rope, silu_and_mul
 from isobatch_kernels.certification import Operator, Schedule, Tensors
 from isobatch_kernels.inputs import mixed_rows
 from isobatch_kernels.rows import Draw, RowFunction, RowOperator, drawn_on, row_operator
@@ -44,7 +44,7 @@ def row_operators(
 ) -> tuple[Operator, ...]:
     """One operator for each row kernel. `others` maps operator names to rival implementations.
 
-    Names: rms_norm, add_rms_norm, silu_and_mul, rope, log_softmax, exponential. A rival takes and
+    Names: rms_norm, add_rms_norm, silu_and_mul, rope, log_softmax. A rival takes and
     returns what the kernel's function here does.
     """
     kernels = _kernels(shapes, device)
@@ -84,7 +84,6 @@ def _kernels(shapes: RowShapes, device: torch.device) -> tuple[RowKernel, ...]:
             lambda x: (log_softmax.log_softmax(x),),
             _values(vocabulary, dtype),
         ),
-        noise_kernel(vocabulary),
     )
 
 
@@ -126,22 +125,6 @@ def activation_kernel(width: int, dtype: torch.dtype) -> RowKernel:
         f"{width} {dtype}",
         lambda x: (silu_and_mul.silu_and_mul(x),),
         _values(2 * width, dtype),
-    )
-
-
-def noise_kernel(vocabulary: int) -> RowKernel:
-    """The sampling noise of rows of `vocabulary`: any seed, any position."""
-
-    def cells(rows: int, generator: torch.Generator) -> Tensors:
-        seeds = torch.randint(-(2**62), 2**62, (rows,), generator=generator)
-        return seeds, torch.randint(0, 2**20, (rows,), generator=generator)
-
-    return RowKernel(
-        "exponential",
-        exponential.SAMPLER,
-        str(vocabulary),
-        lambda s, p: (exponential.exponential_rows(s, p, vocabulary),),
-        cells,
     )
 
 

@@ -4,6 +4,7 @@ Bounds are scaled by how much slower than at the kept run this machine does a fi
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,9 @@ from tests.benchmarks.run import run
 from tests.benchmarks.scenarios import SAMPLE, Pair, added_first_byte_ms
 from tests.benchmarks.stub import raise_file_limit
 
-FIRST_BYTE_MS = 2 * 0.8  # twice the target: a median of 12 s is a rough one
-CHUNK_US = 55.0
+FIRST_BYTE_MS = 1.5 * 0.8  # of 12 s, not of the kept 60: a rougher median
+FIRST_BYTE_P99_MS = 2 * 3.0  # two shared cores: the tail is the machine's as much as ours
+CHUNK_US = 45.0
 GROWTH = 1.3  # of a request's cost beside 300 streams, which is flat but for noise
 
 Figures = dict[str, list[Pair]]
@@ -43,11 +45,13 @@ def test_every_answer_comes_whole(figures: Figures) -> None:
             assert (pair.through.errored, pair.through.lost) == (0, 0), (name, pair)
 
 
-def test_the_first_byte_comes_soon(figures: Figures, slowness: float) -> None:
+def test_the_first_byte_comes_soon(figures: Figures, slowness: float, report_figure: Any) -> None:
     added = added_first_byte_ms(figures["first byte"])
 
     assert added is not None
+    report_figure("first byte added by the gateway, ms", f"p50 {added.p50:.2f} p99 {added.p99:.2f}")
     assert added.p50 <= FIRST_BYTE_MS * slowness
+    assert added.p99 <= FIRST_BYTE_P99_MS * slowness
 
 
 def test_a_chunk_costs_little(figures: Figures, slowness: float) -> None:

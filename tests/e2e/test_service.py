@@ -1,13 +1,8 @@
 """`isobatch up` as a newcomer meets it: what it prints works, clients work, faults pass."""
 
-import asyncio
 import json
-import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -15,24 +10,12 @@ import openai
 import pytest
 
 from tests.benchmarks.machine import slowness
-from tests.e2e.answers import PROMPTS, alone, body_of
+from tests.e2e.waiting import wait_for
 
 pytestmark = pytest.mark.model
 
 START_SECONDS = 150
-BACK_SECONDS = 240
 STORY = {"model": "smollm2", "prompt": "A story:", "max_tokens": 1500, "ignore_eos": True}
-
-
-def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> float:
-    """Poll until `condition` holds; returns the seconds it took."""
-    started = time.monotonic()
-    tick = threading.Event()
-    while not condition():
-        if time.monotonic() - started > seconds:
-            pytest.fail(f"not within {seconds} s: {what}")
-        tick.wait(0.1)
-    return time.monotonic() - started
 
 
 def chat(service: Any, tier: str) -> httpx.Response:
@@ -195,64 +178,6 @@ def test_a_client_that_leaves_ends_the_work_within_two_seconds(
     client.wait()
 
     wait_for(lambda: service.metric(pool, running) == 0, 2, "the request ends upstream")
-
-
-@pytest.mark.parametrize(
-    ("pool", "title"),
-    [
-        pytest.param("strict", "VLLM::EngineCore", id="strict-engine"),
-        pytest.param("throughput", "VLLM::Worker", id="throughput-engine-worker"),
-        pytest.param("strict", "--pool strict", id="strict-worker", marks=pytest.mark.full),
-    ],
-)
-def test_a_killed_process_is_replaced_and_no_tier_is_answered_by_another(
-    service: Any, pool: str, title: str
-) -> None:
-    tier, other = {"strict": ("strict", "standard"), "throughput": ("standard", "strict")}[pool]
-    bodies = [body_of(prompt, sampled=True) for prompt in PROMPTS[:4]]
-    before = asyncio.run(alone(service.url, bodies))
-    fingerprint = service.numerics().fingerprint
-    victims = _processes_of(service, pool, title)
-    assert victims
-    for victim in victims:
-        victim.send_signal(signal.SIGKILL)
-
-    def is_back() -> bool:
-        bystander = chat(service, other)
-        assert bystander.status_code == 200, bystander.text
-        answer = chat(service, tier)
-        assert answer.status_code in (200, 502, 503), answer.text
-        if answer.status_code == 200:
-            assert answer.headers["x-served-by"].startswith(f"{pool}/")
-        return answer.status_code == 200 and not any(v.is_running() for v in victims)
-
-    wait_for(is_back, BACK_SECONDS, f"{pool} answers again")
-    assert asyncio.run(alone(service.url, bodies)) == before
-    again = service.numerics()
-    assert again.fingerprint == fingerprint
-    assert again.from_cache or pool == "throughput"
-    assert again.certification_seconds <= (1 if again.from_cache else 20) * slowness()
-
-
-def _processes_of(service: Any, pool: str, title: str) -> list[Any]:
-    leaders = [p for p in service.processes(f"--pool {pool}") if "worker" in p.cmdline()]
-    if title.startswith("--pool"):
-        return leaders
-    family = [child for leader in leaders for child in leader.children(recursive=True)]
-    return [p for p in family if title in " ".join(p.cmdline())]
-
-
-def test_a_killed_gateway_is_replaced(service: Any) -> None:
-    (gateway,) = [p for p in service.processes("--tables") if "gateway" in p.cmdline()]
-    gateway.send_signal(signal.SIGKILL)
-
-    def is_back() -> bool:
-        try:
-            return chat(service, "strict").status_code == 200 and not gateway.is_running()
-        except httpx.TransportError:
-            return False
-
-    wait_for(is_back, 60, "the gateway answers again")
 
 
 @pytest.mark.parametrize("grammar", ["root ::= ", "no grammar at all ::", "root ::= missing"])

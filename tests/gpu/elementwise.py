@@ -9,13 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
-from isobatch_kernels.bits import as_bits
 from isobatch_kernels.certification import CertificationRefused, certify
-from isobatch_kernels.exponential import exponential_rows
 from isobatch_kernels.log_softmax import log_softmax
-from isobatch_kernels.noise import exponential_noise
 from isobatch_kernels.rms_norm import add_rms_norm, rms_norm
 from isobatch_kernels.rope import rope
 from isobatch_kernels.row_proofs import RowShapes, row_operators
@@ -70,22 +66,6 @@ def prove(name: str, shapes: RowShapes, report: dict[str, object], deadline: Dea
         counts = {schedule: len(at) for schedule, at in proof.admitted.items()}
         report[key] = {"tree": proof.tree, "admitted": counts, "refused": proof.refused}
         say(f"{key}: row counts admitted {counts} {proof.refused or ''}")
-
-
-def noise_agreement() -> dict[str, object]:
-    """How many draws have the bits of the CPU's sampler, and how far the others are."""
-    cells = [(seed, position) for seed in (0, 7, -7, 2**63 - 1) for position in (0, 9, 123_456)]
-    seeds, positions = (torch.tensor(x, device="cuda") for x in zip(*cells, strict=True))
-    got = exponential_rows(seeds, positions, 150_000).cpu()
-    wanted = torch.stack([exponential_noise(s, p, 150_000) for s, p in cells])
-    apart = (as_bits(got).long() - as_bits(wanted).long()).abs().numpy()
-    found: dict[str, object] = {
-        "draws": int(apart.size),
-        "other_bits": int(np.count_nonzero(apart)),
-        "most_units_apart": int(apart.max()),
-    }
-    say(f"noise against the CPU's: {found}")
-    return found
 
 
 def contenders(
@@ -156,11 +136,6 @@ def run(folder: Path, deadline: Deadline) -> dict[str, object]:
     proofs: dict[str, object] = {}
     cases: dict[str, list[dict[str, object]]] = {}
     report: dict[str, object] = {"facts": facts(), "proofs": proofs, "cases": cases}
-    try:
-        report["noise"] = noise_agreement()
-    except Exception as exc:  # noqa: BLE001  # the other kernels may still work
-        report["noise"] = f"{type(exc).__name__}: {exc}"[:1000]
-        say(f"noise: FAILED {report['noise']}")
     others = rivals()
     for name, shapes in SHAPES.items():
         prove(name, shapes, proofs, deadline)

@@ -224,14 +224,16 @@ def profile(llm: Any, load: tuple[int, int, int]) -> dict[str, Any]:
         torch.cuda.synchronize()
         return time.perf_counter() - started
 
+    serve("warm-up")
     seconds = serve("bare")
     with watch(activities=[ProfilerActivity.CUDA]) as seen:
         serve("card")
     host = cProfile.Profile()
     host.runcall(serve, "host")
     found = [(e.key[:120], e.count, e.device_time_total / 1e6) for e in seen.key_averages()]
-    functions = pstats.Stats(host).get_stats_profile().func_profiles.items()
-    own = [(f"{p.file_name[-60:]}:{name}", p.ncalls, p.tottime) for name, p in functions]
+    # Not get_stats_profile(), which keeps one function of a name.
+    functions: dict[tuple[str, int, str], Any] = vars(pstats.Stats(host))["stats"]
+    own = [(f"{at[0][-60:]}:{at[2]}", f[1], f[2]) for at, f in functions.items()]
     return {
         "seconds": seconds,
         "seconds on the card": sum(kernel[2] for kernel in found),

@@ -119,7 +119,7 @@ def test_a_strict_worker_on_a_card_has_our_attention_and_no_graph_of_a_stock_one
     assert ("--attention-backend", "CUSTOM") in set(pairwise(launch.arguments))
     assert "--enforce-eager" not in launch.arguments
     assert launch.environment["VLLM_CACHE_ROOT"] == "/cache/vllm-strict"
-    assert launch.environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert launch.environment["VLLM_USE_V2_MODEL_RUNNER"] == "1"
 
 
 def test_eager_on_a_card_is_another_fingerprint_and_on_a_cpu_the_default() -> None:

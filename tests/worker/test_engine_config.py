@@ -90,21 +90,27 @@ def test_a_library_of_grammars_that_the_first_request_decides_is_refused(
     assert "--structured-outputs-config" in refused
 
 
-def on_cuda(config: Any) -> Any:
-    """`config` with what vLLM resolves otherwise on a card, as our arguments have it there."""
-    config.attention_config.backend = AttentionBackendEnum.CUSTOM
-    config.parallel_config.worker_cls = "vllm.v1.worker.gpu_worker.Worker"
-    config.compilation_config.mode = CompilationMode.VLLM_COMPILE
-    return config
+OnCard = Callable[..., Any]
 
 
 @pytest.fixture
-def on_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+def on_card(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> OnCard:
+    """(runner, "1" for V2) -> the configuration that vLLM resolves on a card."""
+
+    def resolve(runner: str = "1") -> Any:
+        config = configure()
+        config.attention_config.backend = AttentionBackendEnum.CUSTOM
+        config.parallel_config.worker_cls = "vllm.v1.worker.gpu_worker.Worker"
+        config.compilation_config.mode = CompilationMode.VLLM_COMPILE
+        # Only now: vLLM makes no configuration of the V2 runner where there is no card.
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
+        return config
+
+    return resolve
 
 
-def test_the_defaults_of_a_card_are_certified(configure: Configure, on_card: None) -> None:
-    assert refusals(on_cuda(configure()), On.CUDA) == []
+def test_the_defaults_of_a_card_are_certified(on_card: OnCard) -> None:
+    assert refusals(on_card(), On.CUDA) == []
 
 
 @pytest.mark.parametrize(
@@ -134,26 +140,16 @@ def test_the_defaults_of_a_card_are_certified(configure: Configure, on_card: Non
     ],
 )
 def test_a_card_refuses_by_name(
-    part: str | None,
-    attribute: str,
-    value: object,
-    named: str,
-    configure: Configure,
-    on_card: None,
+    part: str | None, attribute: str, value: object, named: str, on_card: OnCard
 ) -> None:
-    config = on_cuda(configure())
+    config = on_card()
     object.__setattr__(getattr(config, part) if part else config, attribute, value)
 
     assert [said.split(":")[0] for said in refusals(config, On.CUDA)] == [named]
 
 
-def test_the_v2_runner_is_refused_on_a_card(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = on_cuda(configure())  # before: vLLM makes none for that runner without a card
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-
-    assert any(said.startswith("model runner") for said in refusals(config, On.CUDA))
+def test_the_v1_runner_is_refused_on_a_card(on_card: OnCard) -> None:
+    assert any(said.startswith("model runner") for said in refusals(on_card("0"), On.CUDA))
 
 
 def test_every_refusal_has_one_name_and_every_option_one_reason() -> None:

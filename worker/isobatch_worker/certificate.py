@@ -20,7 +20,13 @@ from isobatch_kernels.plan import Arithmetic, OperatorPlan, Plan, operator_plan
 
 from isobatch_worker.environment import read_versions
 from isobatch_worker.plan_cache import Key, load_plan, plan_file, save_plan
-from isobatch_worker.probe import HasReference, compare_batches, probe_digest, reference_logits
+from isobatch_worker.probe import (
+    HasReference,
+    RunnerKind,
+    compare_batches,
+    probe_digest,
+    reference_logits,
+)
 from isobatch_worker.report import report_path, write_report
 
 MODEL_DIGEST = "ISOBATCH_MODEL_DIGEST"
@@ -73,6 +79,7 @@ class Prepared:
     path: Path
     from_cache: bool
     serving: list[HasReference]
+    kind: RunnerKind
     seconds: float
 
 
@@ -177,11 +184,11 @@ def _reprove(subjects: Sequence[Subject], kept: Plan, path: Path) -> None:
 
 def _confirm(runner: Any, prepared: Prepared) -> Certified:
     started = time.monotonic()
-    logits = reference_logits(runner, prepared.serving)
+    logits = reference_logits(prepared.kind, runner, prepared.serving)
     digest = probe_digest(logits)
     plan = prepared.plan
     if not prepared.from_cache:
-        compare_batches(runner, logits)
+        compare_batches(prepared.kind, runner, logits)
         plan = plan.model_copy(update={"probe": digest})
         save_plan(prepared.path, plan)
     elif plan.probe != digest:

@@ -147,7 +147,7 @@ def _environment(settings: Settings, environment: Mapping[str, str]) -> dict[str
             "ISOBATCH_PLANS": str(plans_dir(Path(settings.cache_folder))),
             "VLLM_PLUGINS": "isobatch",
             "VLLM_CPU_ATTN_SPLIT_KV": "0",
-            "VLLM_USE_V2_MODEL_RUNNER": "0",
+            "VLLM_USE_V2_MODEL_RUNNER": "0" if settings.is_cpu else "1",
         }
         if not settings.is_cpu:
             # A graph that a stock worker compiled holds stock layers: never to be found by ours.

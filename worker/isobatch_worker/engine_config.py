@@ -183,8 +183,8 @@ REFUSED: tuple[Refused, ...] = (
     ),
     Refused(
         "model runner",
-        "vLLM's V2 runner has other seams",
-        check=lambda c: c.use_v2_model_runner,
+        "vLLM's V1 runner has other seams, and V2 is what stock runs on a card",
+        check=lambda c: not c.use_v2_model_runner,
         on=On.CUDA,
     ),
     Refused(

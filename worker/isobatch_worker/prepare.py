@@ -14,7 +14,7 @@ from isobatch_kernels.plan import OperatorPlan, Plan, proof_of
 from isobatch_kernels.rows import CertifiedRows, RowOperator, row_operator
 from vllm import envs
 
-from isobatch_worker import seams
+from isobatch_worker import seam_list, seams
 from isobatch_worker.certificate import (
     SEED,
     Certification,
@@ -27,8 +27,8 @@ from isobatch_worker.coverage import Covered, Shapes, cover
 from isobatch_worker.cpu_attention import AttentionShape, paged_attention, shape_of
 from isobatch_worker.engine_config import On, refusals
 from isobatch_worker.environment import cpu_arithmetic
+from isobatch_worker.probe import V1Runner
 from isobatch_worker.sampler import (
-    ON_TORCH,
     SamplingShape,
     install_sampler,
     sampling_operators,
@@ -58,7 +58,7 @@ class _Work:
 
 def install() -> None:
     """Put the strict pool into vLLM. Raises `SeamsChanged` for one not read. Idempotent."""
-    seams.check(seams.ON_CPU)
+    seams.check(seam_list.ON_CPU)
     certification = Certification(prepare)
     seams.install_on_cpu(certification.prepare, certification.confirm)
 
@@ -79,7 +79,7 @@ def prepare(runner: Any) -> Prepared:
         subjects, wanted_plan(cpu_arithmetic(), SAMPLER, str(work.shapes.dtype))
     )
     serving = _install(runner, work, plan)
-    return Prepared(plan, path, from_cache, [*serving], time.monotonic() - started)
+    return Prepared(plan, path, from_cache, [*serving], V1Runner(), time.monotonic() - started)
 
 
 def _find_work(runner: Any) -> _Work:
@@ -104,7 +104,7 @@ def _find_work(runner: Any) -> _Work:
     impls = [m.impl for m in runner.model.modules() if type(m).__name__ == "Attention"]
     return _Work(
         covered=cover(runner.model, shapes, _linear),
-        sampling=sampling_operators(sampled, ON_TORCH),
+        sampling=sampling_operators(sampled),
         attention=frozenset(
             shape_of(impl, config.cache_config.block_size, model.dtype) for impl in impls
         ),
@@ -164,7 +164,7 @@ def _install(runner: Any, work: _Work, plan: Plan) -> list[CertifiedRows]:
     seams.split_attention(
         min(map(_whole_to, (plans[key] for key in plans if key[0] == "attention")))
     )
-    serving += install_sampler(runner, work.sampling, plans, ON_TORCH.race)
+    serving += install_sampler(runner, work.sampling, plans)
     return serving
 
 

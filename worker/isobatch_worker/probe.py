@@ -7,7 +7,7 @@ its layers is covered by nothing else.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -30,30 +30,80 @@ class HasReference(Protocol):
     reference_only: bool
 
 
+class RunnerKind(Protocol):
+    """How the probe reads one of vLLM's two model runners."""
+
+    def logits(self, runner: Any) -> dict[str, torch.Tensor]:
+        """[V] logits of each request of the step that `runner` has just executed."""
+
+    def without_graphs(self, runner: Any) -> AbstractContextManager[None]:
+        """`runner` replays no captured graph within the block."""
+
+
+class V1Runner:
+    """`vllm.v1.worker.gpu_model_runner`, and the CPU's, which is one."""
+
+    def logits(self, runner: Any) -> dict[str, torch.Tensor]:  # of a protocol
+        """As the protocol says."""
+        logits = runner.execute_model_state.logits.clone()
+        return dict(zip(runner.input_batch.req_ids, logits, strict=True))
+
+    @contextmanager
+    def without_graphs(self, runner: Any) -> Iterator[None]:  # as above
+        """As the protocol says."""
+        dispatcher = runner.cudagraph_dispatcher
+        has_graphs, dispatcher.keys_initialized = dispatcher.keys_initialized, False
+        try:
+            yield
+        finally:
+            dispatcher.keys_initialized = has_graphs
+
+
+class V2Runner:
+    """`vllm.v1.worker.gpu.model_runner`."""
+
+    def logits(self, runner: Any) -> dict[str, torch.Tensor]:  # as above
+        """As the protocol says."""
+        state = runner.execute_model_state
+        batch = state.input_batch
+        logits = runner.model.compute_logits(state.hidden_states[batch.logits_indices])
+        return dict(zip(batch.req_ids, logits, strict=True))
+
+    @contextmanager
+    def without_graphs(self, runner: Any) -> Iterator[None]:  # as above
+        """As the protocol says."""
+        manager = runner.cudagraph_manager
+        has_graphs, manager._graphs_captured = manager._graphs_captured, False
+        try:
+            yield
+        finally:
+            manager._graphs_captured = has_graphs
+
+
 @contextmanager
-def on_reference(runner: Any, serving: list[HasReference]) -> Iterator[None]:
+def on_reference(kind: RunnerKind, runner: Any, serving: list[HasReference]) -> Iterator[None]:
     """Every one of `serving` runs as its reference within the block, in no graph of `runner`."""
-    dispatcher = runner.cudagraph_dispatcher
-    has_graphs, dispatcher.keys_initialized = dispatcher.keys_initialized, False
     for one in serving:
         one.reference_only = True
     try:
-        yield
+        with kind.without_graphs(runner):
+            yield
     finally:
-        dispatcher.keys_initialized = has_graphs
         for one in serving:
             one.reference_only = False
 
 
-def reference_logits(runner: Any, serving: list[HasReference]) -> list[torch.Tensor]:
+def reference_logits(
+    kind: RunnerKind, runner: Any, serving: list[HasReference]
+) -> list[torch.Tensor]:
     """[V] logits of each prompt, in one step, every one of `serving` on its reference.
 
     Raises `CertificationRefused` if the worker is too small for the prompts.
     """
     _require_room(runner)
     together = {n: (0, length) for n, length in enumerate(LENGTHS)}
-    with torch.inference_mode(), on_reference(runner, serving):
-        return _Prompts(runner).logits_of(list(together), [together])
+    with torch.inference_mode(), on_reference(kind, runner, serving):
+        return _Prompts(kind, runner).logits_of(list(together), [together])
 
 
 def probe_digest(logits: list[torch.Tensor]) -> str:
@@ -61,9 +111,9 @@ def probe_digest(logits: list[torch.Tensor]) -> str:
     return bits_digest(logits)
 
 
-def compare_batches(runner: Any, wanted: list[torch.Tensor]) -> None:
+def compare_batches(kind: RunnerKind, runner: Any, wanted: list[torch.Tensor]) -> None:
     """Raise `CertificationRefused` if a prompt has other bits alone, among others or in chunks."""
-    prompts = _Prompts(runner)
+    prompts = _Prompts(kind, runner)
     whole = {n: (0, length) for n, length in enumerate(LENGTHS)}
     with torch.inference_mode():
         for n, got in enumerate(prompts.logits_of(list(whole), [whole])):
@@ -104,7 +154,8 @@ def _compare(how: str, wanted: torch.Tensor, got: torch.Tensor) -> None:
 class _Prompts:
     """The fixed prompts in a runner whose cache nobody else uses yet."""
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, kind: RunnerKind, runner: Any) -> None:
+        self._kind = kind
         self._runner = runner
         vocabulary = runner.model_config.get_vocab_size()
         self._tokens = [
@@ -142,15 +193,16 @@ class _Prompts:
         output.scheduled_cached_reqs = _cached({n: at for n, (at, _) in step.items() if n in known})
         if runner.execute_model(output) is not None:
             raise CertificationRefused("vLLM's runner answered a probe without logits")
-        logits = runner.execute_model_state.logits.clone()
+        logits = self._kind.logits(runner)
         runner.sample_tokens(None)
-        return dict(zip(runner.input_batch.req_ids, logits, strict=True))
+        return logits
 
     def _new(self, n: int) -> NewRequestData:
         groups = len(self._runner.kv_cache_config.kv_cache_groups)
         return NewRequestData(
             req_id=_name(n),
             prompt_token_ids=self._tokens[n],
+            prefill_token_ids=self._tokens[n],
             mm_features=[],
             sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
             pooling_params=None,

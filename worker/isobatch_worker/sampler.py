@@ -1,4 +1,4 @@
-"""Performs sampling for the strict pool: rows certified, noise from (seed, position) alone."""
+"""Performs sampling on a CPU: rows certified, noise from (seed, position) alone."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,7 @@ from isobatch_kernels.certification import Tensors
 from isobatch_kernels.inputs import mixed_rows
 from isobatch_kernels.noise import exponential_noise
 from isobatch_kernels.plan import OperatorPlan, proof_of
-from isobatch_kernels.rows import (
-    BLOCK_ROWS,
-    CertifiedRows,
-    RowFunction,
-    RowOperator,
-    drawn_on,
-)
+from isobatch_kernels.rows import CertifiedRows, RowFunction, RowOperator
 from isobatch_kernels.rows import Draw as Draws
 from vllm.model_executor.layers.utils import apply_penalties
 from vllm.utils.torch_utils import make_tensor_with_pad
@@ -40,11 +34,11 @@ Rows = Callable[[int], list[Draw]]
 """(rows of the batch) -> one `Draw` each, in the batch's order."""
 
 
-Race = Callable[[torch.Tensor, list[Draw]], None]
-"""(probabilities [B, V], a draw for each row): divides each sampling row by its noise, in place."""
-
 _BLOCK_ROWS = 8
 """Rows of a reference block: a step samples a row a request, and each is a vocabulary wide."""
+
+_FEW = 8
+"""Rows that ask for a filter, proved one by one; more run as blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +50,7 @@ class SamplingShape:
     max_rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
-    """Where and with what a sampler computes.
-
-    `few`: rows that ask for a filter, proved one by one; more run as blocks. `every`: likewise for
-    the operators of all rows.
-    """
-
-    device: torch.device
-    log_softmax: RowFunction
-    softmax: RowFunction
-    race: Race
-    few: int
-    every: int
-
-
-def sampling_operators(shape: SamplingShape, means: Means) -> list[RowOperator]:
+def sampling_operators(shape: SamplingShape) -> list[RowOperator]:
     """The row-wise operators of the sampler, for certification."""
     vocabulary, dtype = shape.vocabulary, shape.dtype
 
@@ -104,11 +82,11 @@ def sampling_operators(shape: SamplingShape, means: Means) -> list[RowOperator]:
         repetition = 0.5 + torch.rand(rows, generator=generator)
         return *floats(rows, generator), known[0], known[1], presence, frequency, repetition
 
-    most, few = shape.max_rows, min(shape.max_rows, means.few)
+    most, few = shape.max_rows, min(shape.max_rows, _FEW)
     described: tuple[tuple[str, RowFunction, Draws, int], ...] = (
-        ("log-softmax", means.log_softmax, logits, most),
+        ("log-softmax", _log_softmax, logits, most),
         ("argmax", _argmax, floats, most),
-        ("softmax", means.softmax, floats, most),
+        ("softmax", _softmax, floats, most),
         ("temperature", _temperature, with_temperature, most),
         ("top-k-top-p", _filter, filtered, few),
         ("min-p", _min_p, with_share, few),
@@ -116,39 +94,17 @@ def sampling_operators(shape: SamplingShape, means: Means) -> list[RowOperator]:
     )
     name = f"vocabulary={vocabulary} {dtype}"
     return [
-        RowOperator(
-            operator, name, function, drawn_on(means.device, draw), rows, _BLOCK_ROWS, means.every
-        )
+        RowOperator(operator, name, function, draw, rows, _BLOCK_ROWS)
         for operator, function, draw, rows in described
     ]
 
 
-def log_softmax_by_torch(x: torch.Tensor) -> Tensors:
-    """As vLLM has it."""
+def _log_softmax(x: torch.Tensor) -> Tensors:
     return (Sampler.compute_logprobs(x),)
 
 
-def softmax_by_torch(x: torch.Tensor) -> Tensors:
-    """As vLLM has it."""
+def _softmax(x: torch.Tensor) -> Tensors:
     return (x.softmax(dim=-1, dtype=torch.float32),)
-
-
-def race_by_numpy(probabilities: torch.Tensor, draws: list[Draw]) -> None:
-    """The race on a CPU, row by row."""
-    for row, draw in enumerate(draws):
-        if draw.seed is not None:
-            noise = exponential_noise(draw.seed, draw.position, probabilities.shape[1])
-            probabilities[row].div_(noise)
-
-
-ON_TORCH = Means(
-    torch.device("cpu"),
-    log_softmax_by_torch,
-    softmax_by_torch,
-    race_by_numpy,
-    few=8,
-    every=BLOCK_ROWS,
-)
 
 
 def _argmax(x: torch.Tensor) -> Tensors:
@@ -208,12 +164,11 @@ class PositionalSampler(torch.nn.Module):
     (token ids [B], None). The generators are not used: they have a history.
     """
 
-    def __init__(self, rows: Rows, operators: CertifiedSampling, race: Race) -> None:
+    def __init__(self, rows: Rows, operators: CertifiedSampling) -> None:
         """`rows` tells seed and position of each row of the batch."""
         super().__init__()
         self._rows = rows
         self._operators = operators
-        self._race = race
 
     def forward(
         self,
@@ -225,7 +180,7 @@ class PositionalSampler(torch.nn.Module):
         """Token ids [B] for `logits` [B, V], which may be altered."""
         logits = self._filtered(logits, k, p)
         (probabilities,) = self._operators.softmax(logits)
-        self._race(probabilities, self._rows(logits.shape[0]))
+        _race(probabilities, self._rows(logits.shape[0]))
         return self._operators.argmax(probabilities)[0], None
 
     def _filtered(
@@ -243,16 +198,22 @@ class PositionalSampler(torch.nn.Module):
         return _for_rows(asked, self._operators.top_k_top_p, logits, k, p)
 
 
+def _race(probabilities: torch.Tensor, draws: list[Draw]) -> None:
+    """Divide every row [V] of `probabilities` that samples by its noise, in place."""
+    for row, draw in enumerate(draws):
+        if draw.seed is not None:
+            noise = exponential_noise(draw.seed, draw.position, probabilities.shape[1])
+            probabilities[row].div_(noise)
+
+
 class StrictSampler(Sampler):  # type: ignore[misc]  # vLLM is not followed by mypy
     """vLLM's sampler with certified operators, stateless noise and ties broken by token id."""
 
-    def __init__(
-        self, rows: Rows, operators: CertifiedSampling, race: Race, logprobs_mode: Any
-    ) -> None:
+    def __init__(self, rows: Rows, operators: CertifiedSampling, logprobs_mode: Any) -> None:
         """Build it as vLLM does, then exchange what depends on the batch or on history."""
         super().__init__(logprobs_mode)
         self._operators = operators
-        self.topk_topp_sampler = PositionalSampler(rows, operators, race)
+        self.topk_topp_sampler = PositionalSampler(rows, operators)
 
     def compute_logprobs(self, logits: torch.Tensor) -> torch.Tensor:
         """Log-softmax [M, V] float32 of `logits` [M, V]."""
@@ -304,18 +265,26 @@ class StrictSampler(Sampler):  # type: ignore[misc]  # vLLM is not followed by m
     ) -> LogprobsTensors:
         """Top logprobs with ties in order of token id, whatever `num_logprobs` a neighbour asks.
 
-        torch.topk leaves the order of equal values open and it moves with k, which vLLM takes as
-        the batch's maximum; short dtypes make equal values common.
+        For `ranks` see vLLM: how many tokens are at least as likely.
         """
         token_ids = token_ids.unsqueeze(-1)
         chosen = logprobs.gather(-1, token_ids)
-        top = torch.topk(_ordered_keys(logprobs), num_logprobs, dim=-1).indices
+        top = top_token_ids(logprobs, num_logprobs)
         ranks = (logprobs >= chosen).sum(-1)
         return LogprobsTensors(
             torch.cat((token_ids, top), dim=1).to(torch.int32),
             torch.cat((chosen, logprobs.gather(-1, top)), dim=1),
             ranks,
         )
+
+
+def top_token_ids(values: torch.Tensor, count: int) -> torch.Tensor:
+    """[M, count] int64, indices of the largest of `values` [M, V] float32: the lower among equals.
+
+    torch.topk leaves the order of equal values open and it moves with the count, which vLLM takes
+    as the batch's maximum; short dtypes make equal values common.
+    """
+    return torch.topk(_ordered_keys(values), count, dim=-1).indices
 
 
 def _ordered_keys(values: torch.Tensor) -> torch.Tensor:
@@ -330,7 +299,6 @@ def install_sampler(
     runner: Any,
     described: Sequence[RowOperator],
     plans: Mapping[tuple[str, str], OperatorPlan],
-    race: Race,
 ) -> list[CertifiedRows]:
     """Give `runner` the strict sampler; returns the operators that now serve."""
     certified = {
@@ -342,7 +310,7 @@ def install_sampler(
     )
     seams.filter_by_min_p(operators.filter_by_min_p)
     mode = runner.model_config.logprobs_mode
-    runner.sampler = StrictSampler(lambda rows: _draws(runner, rows), operators, race, mode)
+    runner.sampler = StrictSampler(lambda rows: _draws(runner, rows), operators, mode)
     return [*certified.values()]
 
 

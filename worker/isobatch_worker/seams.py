@@ -9,7 +9,6 @@ import hashlib
 import importlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from isobatch_kernels.attention import split_requests
 from isobatch_kernels.certification import CertificationRefused
 
-VLLM_VERSION = "0.26.0"
+from isobatch_worker.seam_list import VLLM_VERSION, Seam
 
 LINEAR_SHAPE = "isobatch_linear_shape"
 """Attribute of a linear layer that keeps (N, K, dtype): vLLM drops the weight after packing it."""
@@ -25,184 +24,6 @@ LINEAR_SHAPE = "isobatch_linear_shape"
 
 ISOBATCH = "isobatch_patched"
 """Attribute of a function of vLLM that stands for ours: vLLM may load a plugin several times."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seam:
-    """A name in vLLM, the digest of its source at `VLLM_VERSION`, and why isobatch touches it."""
-
-    name: str
-    digest: str  # first 16 hex digits of the SHA-256 of its source
-    why: str
-
-
-ON_BOTH = (
-    Seam(
-        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
-        "3ffb37bfcf81ad86",
-        "relied upon: the probe runs steps of its own and reads execute_model_state.logits",
-    ),
-    Seam(
-        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states",
-        "d9996fd25155aca4",
-        "patched: a request's generator is dropped, since its state is a history (and vLLM's CPU "
-        "path fails on rewinding it after a partial prefill)",
-    ),
-    Seam(
-        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample",
-        "5cb5c1da02cfdc68",
-        "relied upon: calls runner.sampler in the order of the input batch",
-    ),
-    Seam(
-        "vllm.v1.sample.sampler:Sampler.forward",
-        "586fe802add4fd74",
-        "relied upon: StrictSampler overrides the steps that it calls",
-    ),
-    Seam(
-        "vllm.v1.sample.sampler:Sampler.sample",
-        "34cbd3ac6a6b3757",
-        "relied upon: calls topk_topp_sampler(logits, generators, top_k, top_p)",
-    ),
-    Seam(
-        "vllm.v1.sample.sampler:Sampler.apply_logits_processors",
-        "4b31813d0881e38a",
-        "relied upon: all it does before the penalties is exact",
-    ),
-    Seam(
-        "vllm.v1.sample.sampler:Sampler.apply_penalties",
-        "60daa4b6c511c1cf",
-        "relied upon: StrictSampler overrides it",
-    ),
-    Seam(
-        "vllm.model_executor.layers.utils:apply_penalties",
-        "520846747c63782c",
-        "relied upon: the penalties that are certified",
-    ),
-    Seam(
-        "vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor.apply",
-        "4c1744c96780024f",
-        "patched: its softmax is certified, and reaches only the rows that ask for it",
-    ),
-    Seam(
-        "vllm.v1.sample.logits_processor.builtin:LogitBiasLogitsProcessor.apply",
-        "963e9e7210559980",
-        "relied upon: exact",
-    ),
-    Seam(
-        "vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor.apply",
-        "c3607f7360c08ba8",
-        "relied upon: exact",
-    ),
-)
-"""Seams that both kinds of worker have."""
-
-ON_CPU = (
-    Seam(
-        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
-        "08ef4307a47079e0",
-        "patched: keeps each linear's shape, and gives the library's linear to certify",
-    ),
-    Seam(
-        "vllm.model_executor.layers.utils:cpu_unquantized_gemm",
-        "f399bc57bd3ce882",
-        "relied upon: every linear calls layer.cpu_linear(x, weight, bias)",
-    ),
-    Seam(
-        "vllm.v1.worker.cpu_model_runner:CPUModelRunner.load_model",
-        "270bdfc6670d8cba",
-        "patched: certification runs once the weights are loaded",
-    ),
-    Seam(
-        "vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model",
-        "19e8ebe79751c936",
-        "patched: the whole model is probed once the KV cache is there",
-    ),
-    Seam(
-        "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder.build",
-        "9b5210ad737ac3b1",
-        "patched where whole requests are not admitted: long ones are cut into their tokens",
-    ),
-    Seam(
-        "vllm.v1.attention.backends.cpu_attn:_get_attn_isa",
-        "1743d607f29cc53c",
-        "relied upon: which attention kernel is certified",
-    ),
-    *ON_BOTH,
-)
-
-ON_CUDA = (
-    Seam(
-        "vllm.model_executor.layers.utils:dispatch_unquantized_gemm",
-        "45a8acccf97c8ea7",
-        "patched where linears and embeddings import it: gives our linear",
-    ),
-    Seam(
-        "vllm.model_executor.layers.linear:UnquantizedLinearMethod.apply",
-        "a4b103119d9814b6",
-        "relied upon: calls what dispatch_unquantized_gemm gives",
-    ),
-    Seam(
-        "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod.apply",
-        "a4b103119d9814b6",
-        "relied upon: as above, for the LM head",
-    ),
-    Seam(
-        "vllm.model_executor.custom_op:CustomOp.__new__",
-        "51c0f2816907bdca",
-        "relied upon: builds the layers that are registered out of tree",
-    ),
-    Seam(
-        "vllm.model_executor.layers.layernorm:RMSNorm",
-        "a904117458d6cebd",
-        "subclassed: its forward is our kernel",
-    ),
-    Seam(
-        "vllm.model_executor.layers.activation:SiluAndMul",
-        "521e3ce96ea5c5b1",
-        "subclassed: its forward is our kernel",
-    ),
-    Seam(
-        "vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding",
-        "e9f91c22a5b253e9",
-        "subclassed: its forward is our kernel; its table is used as it is",
-    ),
-    Seam(
-        "vllm.v1.attention.backends.triton_attn:TritonAttentionBackend",
-        "406b547f3e8054e1",
-        "subclassed: its cache layout is ours",
-    ),
-    Seam(
-        "vllm.v1.attention.backends.triton_attn:TritonAttentionImpl.__init__",
-        "60003b165f651764",
-        "relied upon: what an attention layer is told",
-    ),
-    Seam(
-        "vllm.v1.attention.backends.triton_attn:TritonAttentionImpl.do_kv_cache_update",
-        "ab4e8b0582a46058",
-        "relied upon: copies keys and values, no arithmetic",
-    ),
-    Seam(
-        "vllm.v1.attention.backends.triton_attn:TritonAttentionMetadataBuilder.build",
-        "e4a7012807e5e567",
-        "relied upon: a step's lengths and blocks",
-    ),
-    Seam(
-        "vllm.v1.cudagraph_dispatcher:CudagraphDispatcher.dispatch",
-        "d77ce17fbf7db9ee",
-        "relied upon: without keys a step runs in no graph, as the reference does",
-    ),
-    Seam(
-        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.load_model",
-        "657bb8e02e752854",
-        "patched: certification runs once the weights are loaded",
-    ),
-    Seam(
-        "vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model",
-        "fe8f224b83cb5cdd",
-        "patched: the whole model is probed once graphs are captured",
-    ),
-    *ON_BOTH,
-)
 
 
 class SeamsChanged(CertificationRefused):
@@ -261,6 +82,7 @@ def install_on_cpu(prepare: Callable[[Any], None], confirm: Callable[[Any], None
         dispatch(layer, remove_weight)
 
     utils.dispatch_cpu_unquantized_gemm = keep_shape
+    _drop_generators()
     _hook(CPUModelRunner, CPUWorker, prepare, confirm)
 
 
@@ -277,7 +99,7 @@ def install_on_cuda(
         linear as linears,
     )
     from vllm.model_executor.layers import vocab_parallel_embedding as embeddings  # as above
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # as above
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner  # as above
     from vllm.v1.worker.gpu_worker import Worker  # as above
 
     if hasattr(GPUModelRunner.load_model, ISOBATCH):
@@ -294,8 +116,6 @@ def _hook(
     confirm: Callable[[Any], None],
 ) -> None:
     """`prepare(runner)` runs once the weights are loaded, `confirm(runner)` before any request."""
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # vLLM is imported by workers only
-
     load = runner_class.load_model
 
     @functools.wraps(load)
@@ -314,6 +134,12 @@ def _hook(
         return outcome
 
     worker_class.compile_or_warm_up_model = warm_up_and_confirm
+
+
+def _drop_generators() -> None:
+    """No request of the CPU's runner keeps a generator, which has a history."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # vLLM is imported by workers only
+
     update = GPUModelRunner._update_states
 
     @functools.wraps(update)
@@ -347,6 +173,18 @@ def filter_by_min_p(run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -
         return run(logits, processor.min_p.view(-1)) if processor.min_p_count else logits
 
     MinPLogitsProcessor.apply = apply
+
+
+def choose_rows(filter_rows: Callable[..., torch.Tensor], top_logprobs: Callable[..., Any]) -> None:
+    """Give the card's sampler, and the prompt's logprobs, these two in place of vLLM's own."""
+    from vllm.v1.worker.gpu.sample import (  # vLLM is imported by workers only
+        prompt_logprob,
+        sampler,
+    )
+
+    sampler.apply_top_k_top_p = filter_rows
+    sampler.compute_topk_scores = top_logprobs
+    prompt_logprob.compute_topk_scores = top_logprobs
 
 
 def split_attention(most: int) -> None:

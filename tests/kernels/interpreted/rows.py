@@ -5,9 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from isobatch_kernels.bits import same_bits
-from isobatch_kernels.exponential import exponential_rows
 from isobatch_kernels.log_softmax import log_softmax, log_softmax_reference
-from isobatch_kernels.noise import exponential_noise
 from isobatch_kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from isobatch_kernels.rope import rope, rope_reference
 from isobatch_kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
@@ -115,18 +113,6 @@ def test_rms_norm_of_strided_heads_has_the_bits_of_their_copies() -> None:
     assert same_bits(got.view(-1, 96), rms_norm(fused[:, 2:9].reshape(-1, 96), weight(96), 1e-6))
 
 
-@pytest.mark.parametrize("vocabulary", [1, 5, 1500])
-def test_noise_has_the_bits_of_the_cpu_sampler(vocabulary: int) -> None:
-    cells = [(0, 0), (7, 100), (-7, 100), (2**63 - 1, 0), (-(2**63), 123_456)]
-    seeds = torch.tensor([seed for seed, _ in cells])
-    positions = torch.tensor([position for _, position in cells])
-
-    got = exponential_rows(seeds, positions, vocabulary)
-
-    wanted = torch.stack([exponential_noise(s, p, vocabulary) for s, p in cells])
-    assert same_bits(got, wanted)
-
-
 BAD: list[object] = [
     pytest.param(lambda x: rms_norm(x.T, weight(4), 1e-6), "contiguous columns", id="stride"),
     pytest.param(lambda x: rms_norm(x, weight(9), 1e-6), "weight is", id="weight"),
@@ -148,7 +134,6 @@ BAD: list[object] = [
     pytest.param(
         lambda x: rope(torch.arange(4), x[:, None], x[:, None, :4], x), "beside 4", id="heads"
     ),
-    pytest.param(lambda x: exponential_rows(x[:, 0], x[:, 0], 4), "seeds is", id="seeds"),
 ]
 
 

@@ -13,16 +13,14 @@ from isobatch_kernels.attention_plan import (
 )
 from isobatch_kernels.attention_tree import AttentionShape, tree_of
 from isobatch_kernels.certification import CertificationRefused, Operator
-from isobatch_kernels.exponential import SAMPLER
 from isobatch_kernels.linear_plan import LinearShape, choice_of, plan_linear, reprove_linear
 from isobatch_kernels.matmul_schedules import CertifiedLinear
 from isobatch_kernels.paged_attention import AttentionLauncher, Workspace, allocate_workspace
 from isobatch_kernels.plan import Plan
-from isobatch_kernels.rows import RowOperator, row_operator
 from isobatch_kernels.tree import family_of, linear_tree
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-from isobatch_worker import seams
+from isobatch_worker import seam_list, seams
 from isobatch_worker.certificate import (
     SEED,
     Certification,
@@ -30,24 +28,23 @@ from isobatch_worker.certificate import (
     Subject,
     lone_subject,
     prove,
-    subject_of,
     wanted_plan,
 )
 from isobatch_worker.cuda.attention import StrictAttentionBackend
 from isobatch_worker.cuda.coverage import Found, cover
 from isobatch_worker.cuda.layers import register_layers
 from isobatch_worker.cuda.operators import LINEARS, register_operators
-from isobatch_worker.cuda.rows import layer_operators, noise_operator
-from isobatch_worker.cuda.sampling import on_card
+from isobatch_worker.cuda.rows import layer_operators
+from isobatch_worker.cuda.sampling import SAMPLER, install_sampler, sampling_operators
 from isobatch_worker.engine_config import On, refusals
 from isobatch_worker.environment import cuda_arithmetic
-from isobatch_worker.probe import HasReference
-from isobatch_worker.sampler import Means, SamplingShape, install_sampler, sampling_operators
+from isobatch_worker.probe import HasReference, V2Runner
+from isobatch_worker.sampler import SamplingShape
 
 
 def install() -> None:
     """Put the strict pool into vLLM. Raises `SeamsChanged` for one not read. Idempotent."""
-    seams.check(seams.ON_CUDA)
+    seams.check(seam_list.ON_CUDA)
     register_operators()
     register_layers()
     register_backend(
@@ -81,7 +78,7 @@ def prepare(runner: Any) -> Prepared:
     )
     serving = _install(runner, work, plan)
     torch.cuda.empty_cache()  # vLLM measures next what is left for the KV cache
-    return Prepared(plan, path, from_cache, serving, time.monotonic() - started)
+    return Prepared(plan, path, from_cache, serving, V2Runner(), time.monotonic() - started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +86,8 @@ class _Work:
     """All that must be proved of one model."""
 
     found: Found
-    layers: list[Operator]
-    sampling: list[RowOperator]
+    rows: list[Operator]  # of layers and sampler: one kernel each
     sampled: SamplingShape
-    means: Means
     attentions: dict[AttentionShape, list[Any]]
     block_size: int
     longest: int
@@ -103,8 +98,7 @@ class _Work:
         return [
             *(linear_subject(shape, self.device) for shape in self.found.linears.values()),
             *(attention_subject(s, self.block_size, self.device) for s in self.attentions),
-            *map(lone_subject, self.layers),
-            *(subject_of(row_operator(o, SEED)) for o in self.sampling),
+            *map(lone_subject, self.rows),
         ]
 
 
@@ -136,18 +130,15 @@ def _find_work(runner: Any) -> _Work:
     for impl in found.attentions:
         attentions.setdefault(impl.shape(model.dtype), []).append(impl)
     sampled = SamplingShape(model.get_vocab_size(), model.dtype, scheduler.max_num_seqs)
-    means = on_card(runner.device)
     return _Work(
         found=found,
-        layers=[
+        rows=[
             *layer_operators(
                 found, model.dtype, model.hf_text_config.intermediate_size, runner.device, SEED
             ),
-            noise_operator(sampled, runner.device, SEED),
+            *sampling_operators(sampled, runner.device, SEED),
         ],
-        sampling=sampling_operators(sampled, means),
         sampled=sampled,
-        means=means,
         attentions=attentions,
         block_size=config.cache_config.block_size,
         longest=model.max_model_len,
@@ -171,7 +162,8 @@ def _install(runner: Any, work: _Work, plan: Plan) -> list[HasReference]:
         serving.append(launcher)
         for impl in impls:
             impl.launcher = launcher
-    return [*serving, *install_sampler(runner, work.sampling, plans, work.means.race)]
+    install_sampler(runner)
+    return serving
 
 
 def _workspace(work: _Work) -> Workspace:

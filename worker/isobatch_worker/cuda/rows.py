@@ -6,13 +6,11 @@ from isobatch_kernels.row_proofs import (
     RowKernel,
     activation_kernel,
     kernel_operator,
-    noise_kernel,
     norm_kernels,
     rotary_kernel,
 )
 
 from isobatch_worker.cuda.coverage import Found
-from isobatch_worker.sampler import SamplingShape
 
 _MAX_ROWS = 2048  # proved; one program computes one row, so more rows are more programs
 _HEADS = (8, 2)  # of a drawn query and key: a program takes 8 of either
@@ -31,8 +29,3 @@ def layer_operators(
         kernels.append(rotary_kernel(_HEADS, module.head_size, module.cos_sin_cache, dtype))
     distinct = {(kernel.name, kernel.shape): kernel for kernel in kernels}
     return [kernel_operator(kernel, _MAX_ROWS, device, seed) for kernel in distinct.values()]
-
-
-def noise_operator(sampled: SamplingShape, device: torch.device, seed: int) -> Operator:
-    """The noise that a step's requests are drawn with."""
-    return kernel_operator(noise_kernel(sampled.vocabulary), sampled.max_rows, device, seed)
