@@ -15,7 +15,8 @@ from pathlib import Path
 
 import uvloop
 from isobatch_cli.state_folder import state_root
-from isobatch_contracts.resource import TierLimits, duration_seconds
+from isobatch_contracts.fields import duration_seconds
+from isobatch_contracts.resource import TierLimits
 from isobatch_contracts.tiers import Tier
 from pydantic import TypeAdapter, ValidationError
 
@@ -67,7 +68,7 @@ def gateway(argv: list[str]) -> int:
     try:
         settings = _settings(arguments)
         logs.configure(settings.log_level)
-        if not settings.tables.is_dir():
+        if settings.tables is not None and not settings.tables.is_dir():
             raise SettingsInvalid(f"--tables {settings.tables} is no folder; create it first")
         runtime = Runtime(settings)
         with listen(settings.host, settings.port) as listener:
@@ -81,6 +82,7 @@ def gateway(argv: list[str]) -> int:
 
 
 async def _serve(runtime: Runtime, listener: socket.socket) -> int:
+    await runtime.connect()
     server = server_for(create_app(runtime), runtime.settings)
 
     def drain() -> None:
@@ -192,8 +194,10 @@ def _limits(text: str | None) -> dict[Tier, TierLimits]:
 
 def _settings(arguments: argparse.Namespace) -> Settings:
     given = vars(arguments)
+    watched = os.environ.get("ISOBATCH_WATCH_NAMESPACES", "")
     return Settings(
         tables=arguments.tables,
+        namespaces=tuple(sorted({n.strip() for n in watched.split(",") if n.strip()})),
         keys=arguments.keys,
         secret=arguments.secret,
         receipts=_receipts(arguments),
@@ -230,7 +234,16 @@ def _gateway_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--tables", type=Path, required=True, help="folder of routing tables, one *.json a service")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--tables", type=Path, help="folder of routing tables, one *.json a service"
+    )
+    source.add_argument(
+        "--watch",
+        action="store_true",
+        help="take tables and replicas from the Kubernetes cluster (ISOBATCH_WATCH_NAMESPACES: "
+        "those of some namespaces, by commas)",
+    )
     add("--keys", type=Path, help="file of API keys (isobatch key); without it everybody may ask")
     add(
         "--secret",

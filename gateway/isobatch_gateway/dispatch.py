@@ -128,6 +128,17 @@ class Attempt:
         raise BadAnswer("no certified connection")
 
 
+async def _first_look(replicas: tuple[Replica, ...], seconds: float) -> bool:
+    """Wait until something is known of one of `replicas`; False if that takes too long."""
+    looks = [asyncio.create_task(replica.looked.wait()) for replica in replicas]
+    try:
+        done, _ = await asyncio.wait(looks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
+    finally:
+        for look in looks:
+            look.cancel()
+
+
 def event_of(error: UpstreamError) -> Event | None:
     """What the breaker hears of `error`."""
     match error:
@@ -142,10 +153,14 @@ def event_of(error: UpstreamError) -> Event | None:
 
 
 class Dispatching(NamedTuple):
-    """What a dispatch needs to know besides the order. `gauge` counts what a pool works on."""
+    """What a dispatch needs to know besides the order.
+
+    `gauge` counts what a pool works on; `failed` hears of each attempt that a replica failed.
+    """
 
     timeouts: Timeouts
     gauge: Callable[[PoolName], Gauge]
+    failed: Callable[[Replica], None]
 
 
 async def dispatch(
@@ -162,10 +177,16 @@ async def dispatch(
     """
     tried: set[ReplicaId] = set()
     error: UpstreamError | None = None
+    may_wait = True
     while len(tried) < _MOST_REPLICAS and not isinstance(error, FirstByteTimedOut):
         candidate = choose(service.candidates(tried), order.pools, order.asker)
         if candidate is None:
-            break
+            unknown = service.unknown(order.pools)
+            if not may_wait or not unknown:
+                break
+            # A table may move all traffic to replicas that it names for the first time.
+            may_wait = await _first_look(unknown, settings.timeouts.connect)
+            continue
         replica = service.replica(candidate)
         tried.add(replica.id)
         pool, gauge = pools.at(replica.id.url), settings.gauge(replica.id.pool)
@@ -178,6 +199,7 @@ async def dispatch(
             event = event_of(exc)
             if event is not None:
                 replica.note(event)
+                settings.failed(replica)
         except BaseException:
             attempt.close()
             raise

@@ -52,6 +52,7 @@ class Replica:
         self.unanswered = 0  # readiness checks in a row
         self.answering: set[Relay] = set()  # answers under way
         self.waiting: dict[Relay, float] = {}  # attempts without a first byte, and their start
+        self.looked = asyncio.Event()  # set once something is known of it
         self.doubt = asyncio.Event()  # something went wrong: the next check should not wait
         self._rules = rules
 
@@ -120,6 +121,17 @@ class Service:
             if replica.is_eligible and identity not in tried
         )
 
+    def unknown(self, pools: Iterable[PoolName]) -> tuple[Replica, ...]:
+        """The routed replicas of `pools` that nobody has looked at yet."""
+        weighted = {(r.pool, r.name) for r in self.table.revisions if r.weight}
+        return tuple(
+            replica
+            for identity, replica in self.replicas.items()
+            if identity.pool in pools
+            and (identity.pool, identity.revision) in weighted
+            and not replica.looked.is_set()
+        )
+
     def replica(self, candidate: Candidate) -> Replica:
         """The replica behind `candidate`."""
         return next(
@@ -157,6 +169,8 @@ class Fleet:
             service = self.services.get(model)
             if service is None:
                 service = self.services[model] = Service(table, loaded=int(unix_now))
+            elif service.table is table:
+                continue
             service.table = table
             ids = set(replica_ids(table))
             went += [service.replicas.pop(i) for i in list(service.replicas) if i not in ids]

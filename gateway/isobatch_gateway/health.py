@@ -80,6 +80,7 @@ class Watcher:
                 await self._check(is_doubted=is_doubted)
             except Exception:  # noqa: BLE001  # a bad moment must not end the watch for good
                 self._log.exception("check failed")
+            replica.looked.set()
             if replica.is_eligible is not was:
                 self._log.info("replica in" if replica.is_eligible else "replica out")
             interval = self._settings.check_interval

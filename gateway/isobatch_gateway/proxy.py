@@ -176,7 +176,9 @@ class Proxy:
             order = order._replace(pools=ticket.pools)
         labels = record.labels
         settings = Dispatching(
-            runtime.settings.timeouts, lambda pool: runtime.metrics.under_way(labels, pool)
+            runtime.settings.timeouts,
+            lambda pool: runtime.metrics.under_way(labels, pool),
+            runtime.metrics.upstream_failed,
         )
         begun = await dispatch(service, order, runtime.pools, head, settings)
         record.upstream_wait = time.perf_counter() - sent
@@ -235,6 +237,7 @@ class Proxy:
             event = event_of(exc)
             if event is not None:
                 attempt.replica.note(event)
+                self._runtime.metrics.upstream_failed(attempt.replica)
             await self._cut_off(client, exc)
         else:
             if opening.status < 300:

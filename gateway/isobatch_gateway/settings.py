@@ -61,9 +61,10 @@ class ReceiptSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that the gateway is told at start."""
+    """Everything that the gateway is told at start. Without `tables` it watches the cluster."""
 
-    tables: Path
+    tables: Path | None = None
+    namespaces: tuple[str, ...] = ()  # that are watched; none: all
     keys: Path | None = None
     secret: Path | None = None
     receipts: ReceiptSettings | None = None

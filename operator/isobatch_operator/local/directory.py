@@ -17,6 +17,7 @@ from isobatch_contracts.routing_table import RoutingTable
 from pydantic import ValidationError
 
 from isobatch_operator.local.state import LocalState
+from isobatch_operator.rollout import Verb
 
 
 def known_names(root: Path) -> list[str]:
@@ -81,6 +82,22 @@ class StateDirectory:
     def write_table(self, table: RoutingTable) -> None:
         """Publish `table` to the gateway."""
         _write(self.table_file, routing_table.dump(table))
+
+    def ask(self, verb: Verb) -> None:
+        """Leave `verb` for the `up` that runs here."""
+        _write(self.path / "verb", verb.value)
+
+    def take_verb(self) -> Verb | None:
+        """The verb that was left, once."""
+        path = self.path / "verb"
+        try:
+            found = Verb(path.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            found = None  # nothing of ours
+        path.unlink(missing_ok=True)
+        return found
 
     def secret_file(self) -> Path:
         """The gateway's secret, made on first use and readable by its owner alone."""
