@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import structlog
-from isobatch_contracts.resource import duration_seconds
+from isobatch_contracts.fields import duration_seconds
 from isobatch_contracts.tiers import Tier
 
 from isobatch_gateway import identity, keys

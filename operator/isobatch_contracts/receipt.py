@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from isobatch_contracts.base import Document
-from isobatch_contracts.resource import Digest
+from isobatch_contracts.fields import Digest
 
 SCHEMA: Literal["isobatch.receipt/v1"] = "isobatch.receipt/v1"
 NO_RECORD = "sha256:" + "0" * 64

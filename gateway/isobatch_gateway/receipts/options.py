@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from isobatch_contracts.resource import duration_seconds
+from isobatch_contracts.fields import duration_seconds
 
 GATEWAY, API_KEY = "ISOBATCH_GATEWAY", "ISOBATCH_API_KEY"
 """Environment variables: the gateway's address, and the key that it is asked with."""
