@@ -21,6 +21,7 @@ NOT_FULL = "runs with --full"
 # What CI's machines cannot have; any other skip means that .ci/run failed to install something.
 ALLOWED_IN_CI = (NOT_FULL, "needs a GPU", "needs 2 GPUs")
 
+pytest_plugins = ["tests.cluster.fixtures"]
 FIGURE = "figure "  # begins the names of properties that are shown
 OUTCOMES = ("passed", "failed", "error", "skipped")
 

@@ -21,7 +21,7 @@ from isobatch_gateway.errors import (
     UpstreamError,
 )
 from isobatch_gateway.fleet import Replica, ReplicaId, Service
-from isobatch_gateway.health import is_admitted
+from isobatch_gateway.health import admitted
 from isobatch_gateway.orders import Order
 from isobatch_gateway.refusals import Refusal
 from isobatch_gateway.relay import Opening, Relay
@@ -116,14 +116,27 @@ class Attempt:
                 if kept is not None:
                     continue
                 raise
-            if answer.status != 200 or not is_admitted(answer.body, wanted):
+            certified = admitted(answer.body, wanted) if answer.status == 200 else None
+            if certified is None:
                 connection.close()
                 self.replica.is_ready = False
                 raise BadAnswer("the worker is not the certified one of the table")
+            self.replica.certified = certified
             # It is back in the pool by now, the first to be taken.
             connection.verified = wanted
             is_fresh = False
         raise BadAnswer("no certified connection")
+
+
+async def _first_look(replicas: tuple[Replica, ...], seconds: float) -> bool:
+    """Wait until something is known of one of `replicas`; False if that takes too long."""
+    looks = [asyncio.create_task(replica.looked.wait()) for replica in replicas]
+    try:
+        done, _ = await asyncio.wait(looks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
+    finally:
+        for look in looks:
+            look.cancel()
 
 
 def event_of(error: UpstreamError) -> Event | None:
@@ -140,10 +153,14 @@ def event_of(error: UpstreamError) -> Event | None:
 
 
 class Dispatching(NamedTuple):
-    """What a dispatch needs to know besides the order. `gauge` counts what a pool works on."""
+    """What a dispatch needs to know besides the order.
+
+    `gauge` counts what a pool works on; `failed` hears of each attempt that a replica failed.
+    """
 
     timeouts: Timeouts
     gauge: Callable[[PoolName], Gauge]
+    failed: Callable[[Replica], None]
 
 
 async def dispatch(
@@ -160,10 +177,16 @@ async def dispatch(
     """
     tried: set[ReplicaId] = set()
     error: UpstreamError | None = None
+    may_wait = True
     while len(tried) < _MOST_REPLICAS and not isinstance(error, FirstByteTimedOut):
         candidate = choose(service.candidates(tried), order.pools, order.asker)
         if candidate is None:
-            break
+            unknown = service.unknown(order.pools)
+            if not may_wait or not unknown:
+                break
+            # A table may move all traffic to replicas that it names for the first time.
+            may_wait = await _first_look(unknown, settings.timeouts.connect)
+            continue
         replica = service.replica(candidate)
         tried.add(replica.id)
         pool, gauge = pools.at(replica.id.url), settings.gauge(replica.id.pool)
@@ -176,6 +199,7 @@ async def dispatch(
             event = event_of(exc)
             if event is not None:
                 replica.note(event)
+                settings.failed(replica)
         except BaseException:
             attempt.close()
             raise

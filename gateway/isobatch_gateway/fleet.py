@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from isobatch_contracts.numerics import Certified
 from isobatch_contracts.routing_table import RoutingTable
 from isobatch_contracts.tiers import PoolName, Tier
 
@@ -43,6 +44,7 @@ class Replica:
         self.id = identity
         self.model = model
         self.is_ready = False
+        self.certified: Certified | None = None  # what a strict worker last said of its numerics
         self.figures = Figures()
         self.in_flight = 0
         self.state: breaker.State = breaker.Closed()
@@ -50,6 +52,7 @@ class Replica:
         self.unanswered = 0  # readiness checks in a row
         self.answering: set[Relay] = set()  # answers under way
         self.waiting: dict[Relay, float] = {}  # attempts without a first byte, and their start
+        self.looked = asyncio.Event()  # set once something is known of it
         self.doubt = asyncio.Event()  # something went wrong: the next check should not wait
         self._rules = rules
 
@@ -118,6 +121,17 @@ class Service:
             if replica.is_eligible and identity not in tried
         )
 
+    def unknown(self, pools: Iterable[PoolName]) -> tuple[Replica, ...]:
+        """The routed replicas of `pools` that nobody has looked at yet."""
+        weighted = {(r.pool, r.name) for r in self.table.revisions if r.weight}
+        return tuple(
+            replica
+            for identity, replica in self.replicas.items()
+            if identity.pool in pools
+            and (identity.pool, identity.revision) in weighted
+            and not replica.looked.is_set()
+        )
+
     def replica(self, candidate: Candidate) -> Replica:
         """The replica behind `candidate`."""
         return next(
@@ -155,6 +169,8 @@ class Fleet:
             service = self.services.get(model)
             if service is None:
                 service = self.services[model] = Service(table, loaded=int(unix_now))
+            elif service.table is table:
+                continue
             service.table = table
             ids = set(replica_ids(table))
             went += [service.replicas.pop(i) for i in list(service.replicas) if i not in ids]

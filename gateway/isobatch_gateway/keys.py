@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import Annotated
 
 from isobatch_contracts.base import Document
-from isobatch_contracts.resource import Digest, ModelName, TierLimits
+from isobatch_contracts.fields import Digest, ModelName
+from isobatch_contracts.resource import TierLimits
 from isobatch_contracts.tiers import Tier
 from pydantic import Field, StringConstraints, ValidationError
 

@@ -5,7 +5,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from isobatch_contracts.resource import TierLimits, duration_seconds
+from isobatch_contracts.fields import duration_seconds
+from isobatch_contracts.resource import TierLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from prometheus_client import (
     generate_latest,
 )
 
-from isobatch_gateway.fleet import Fleet
-from isobatch_gateway.table_source import TableSource
+from isobatch_gateway.fleet import Fleet, Replica
+from isobatch_gateway.table_source import Source
 
 _DURATIONS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _OVERHEADS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
@@ -67,6 +67,12 @@ class Metrics:
             buckets=_OVERHEADS,
             registry=self.registry,
         )
+        self._upstream_failures = Counter(
+            "isobatch_upstream_failures_total",
+            "Attempts that a replica failed, though another may have answered the request.",
+            ("model", "pool", "revision"),
+            registry=self.registry,
+        )
         self._inflight = Gauge(
             "isobatch_inflight",
             "Requests under way.",
@@ -78,7 +84,7 @@ class Metrics:
         )
         self._age = self._gauge(
             "isobatch_gateway_table_age_seconds",
-            "Since the table on disk was last seen to be the one that is served.",
+            "Since the table was last seen at its source to be the one that is served.",
             "model",
         )
         self._version = self._gauge(
@@ -109,6 +115,11 @@ class Metrics:
         series.first.observe(first_byte)
         series.overhead.observe(overhead)
 
+    def upstream_failed(self, replica: Replica) -> None:
+        """A replica failed an attempt: it did not answer, with an error, or not to the end."""
+        identity = replica.id
+        self._upstream_failures.labels(replica.model, identity.pool.value, identity.revision).inc()
+
     def under_way(self, labels: Labels, pool: PoolName) -> Gauge:
         """The gauge of what `pool` works on for requests of `labels`."""
         key = (labels.model, labels.tier, pool)
@@ -118,7 +129,7 @@ class Metrics:
             self._inflight_by[key] = gauge
         return gauge
 
-    def text(self, fleet: Fleet, source: TableSource, now: float) -> bytes:
+    def text(self, fleet: Fleet, source: Source, now: float) -> bytes:
         """The exposition, with what is known of the tables now."""
         for gauge in (self._weight, self._age, self._version):
             gauge.clear()

@@ -7,9 +7,11 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import structlog
+from isobatch_contracts.fields import duration_seconds
 from isobatch_contracts.tiers import Tier
 
 from isobatch_gateway import identity, keys
@@ -21,10 +23,15 @@ from isobatch_gateway.interrupt import Interruptible
 from isobatch_gateway.limits import Gate
 from isobatch_gateway.metrics import Metrics
 from isobatch_gateway.orders import Principal
+from isobatch_gateway.receipts.keeper import Keeper
+from isobatch_gateway.receipts.ledger import Ledger
 from isobatch_gateway.settings import Settings
-from isobatch_gateway.table_source import TableSource
+from isobatch_gateway.table_source import Source, TableSource
 from isobatch_gateway.upstream.control import PoolTransport
 from isobatch_gateway.upstream.pool import Pools
+
+if TYPE_CHECKING:
+    from isobatch_gateway.cluster_source import ClusterSource
 
 _LEAST_SECRET = 16  # bytes
 _MOST_RECENT = 10_000
@@ -37,7 +44,9 @@ class Runtime:
         self.settings = settings
         self.secret = read_secret(settings.secret)
         self.keys = None if settings.keys is None else _KeyFile(settings.keys)
-        self.source = TableSource(settings.tables)
+        self._wake = asyncio.Event()
+        self._cluster = _cluster_source(settings, self._wake) if settings.tables is None else None
+        self.source: Source = self._cluster or TableSource(settings.tables or Path())
         self.fleet = Fleet(settings.breaking)
         self.metrics = Metrics()
         self.pools = Pools(settings.timeouts.connect)
@@ -45,6 +54,7 @@ class Runtime:
         self.key_gates: dict[tuple[str, Tier], Gate] = {}
         self.open: set[Interruptible] = set()
         self.is_draining = False
+        self.receipts = None if settings.receipts is None else Keeper(settings.receipts, self.pools)
         self._salts: dict[str, str] = {}
         self._watchers: dict[ReplicaId, asyncio.Task[None]] = {}
         self._client = httpx.AsyncClient(transport=PoolTransport(self.pools), trust_env=False)
@@ -54,6 +64,11 @@ class Runtime:
         """Whether requests should be sent here at all."""
         return bool(self.fleet.services) and not self.is_draining
 
+    async def connect(self) -> None:
+        """Learn where the cluster is, if we watch one. Raises SettingsInvalid."""
+        if self._cluster is not None:
+            await self._cluster.connect()
+
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep tables, keys and replicas current until the block ends."""
@@ -61,17 +76,28 @@ class Runtime:
             structlog.get_logger().warning(
                 "no --secret file: salts and seeds of idempotency keys end with this process"
             )
+        if self.receipts is not None:
+            self.receipts.start()
         self.refresh()
-        refresher = asyncio.create_task(self._keep_fresh())
+        jobs = [asyncio.create_task(self._keep_fresh())]
+        if self._cluster is not None:
+            jobs.append(asyncio.create_task(self._cluster.run()))
         try:
             yield
         finally:
-            tasks = [refresher, *self._watchers.values()]
+            tasks = [*jobs, *self._watchers.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self.receipts is not None:
+                await self.receipts.stop()
             await self._client.aclose()
             self.pools.close()
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger, while there is one that can be written."""
+        return None if self.receipts is None else self.receipts.ledger
 
     def salt(self, tenant: str) -> str:
         """The tenant's cache salt; tenants are those of the keys file, so that they are few."""
@@ -86,6 +112,9 @@ class Runtime:
             self.keys.refresh()
         if not self.source.poll(asyncio.get_running_loop().time()):
             return
+        if self.receipts is not None:
+            kept = [duration_seconds(t.receipts.retention) for t in self.source.tables()]
+            self.receipts.retention = max(kept, default=float("inf"))
         came, went = self.fleet.apply(self.source.tables(), time.time())
         for replica in went:
             self._forget(replica)
@@ -106,13 +135,23 @@ class Runtime:
 
     async def _keep_fresh(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.table_interval)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.table_interval):
+                    await self._wake.wait()
+            self._wake.clear()
             try:
                 self.refresh()
             except Exception:  # noqa: BLE001  # a bad moment must not end the watch for good
                 structlog.get_logger().exception("refresh failed")
             for replica in self.fleet.replicas():
                 self.pools.at(replica.id.url).prune()
+
+
+def _cluster_source(settings: Settings, wake: asyncio.Event) -> "ClusterSource":
+    # Not imported before it is asked for: the client library takes a second and 40 MB.
+    from isobatch_gateway.cluster_source import ClusterSource
+
+    return ClusterSource(settings.namespaces, wake)
 
 
 class _KeyFile:

@@ -10,12 +10,16 @@ SUMMARIES = {
     "up": "serve a model from both pools as processes of this machine",
     "status": "say what `up` runs and whether it is ready",
     "logs": "show the log of a pool, of the gateway or of `up` itself",
+    "rollout": "show or steer how a new revision takes over",
     "down": "stop what `up` started",
     "worker": "run one vLLM worker of a pool (what a pod runs)",
+    "drain": "wait until the worker beside us answers nobody (what a pod does before its end)",
     "gateway": "run the OpenAI-compatible gateway",
+    "operator": "serve the InferenceServices of a Kubernetes cluster",
     "certify": "prove which schedules keep the strict pool's bits here, and keep the plan",
     "numerics": "say what a numerics fingerprint stands for",
     "key": "create, list and revoke API keys of the gateway",
+    "receipt": "show, verify, export and replay receipts of what was answered",
 }
 
 EXAMPLE = """\

@@ -1,7 +1,19 @@
 """Decides the one shape of our documents: camelCase outside, snake_case inside, frozen, closed."""
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
+
+RULES = "x-kubernetes-validations"
+
+
+def cel(rule: str, message: str) -> dict[str, Any]:
+    """What a schema says so that an API server refuses what our validator refuses.
+
+    `rule` is in the Common Expression Language, over `self`, the place that the schema describes.
+    """
+    return {RULES: [{"rule": rule, "message": message}]}
 
 
 class Document(BaseModel):

@@ -7,7 +7,7 @@ The path answers 200 with `Certified` once the strict pool's schedules are admit
 from typing import Literal
 
 from isobatch_contracts.base import Document
-from isobatch_contracts.resource import Digest
+from isobatch_contracts.fields import Digest
 
 NUMERICS_PATH = "/isobatch/v1/numerics"
 

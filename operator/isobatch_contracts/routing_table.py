@@ -13,16 +13,8 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import from_json
 
 from isobatch_contracts.base import Document
-from isobatch_contracts.resource import (
-    Digest,
-    DnsLabel,
-    Drift,
-    ModelName,
-    Percent,
-    Receipts,
-    Sentinels,
-    Tiers,
-)
+from isobatch_contracts.fields import Digest, DnsLabel, ModelName, Percent
+from isobatch_contracts.resource import Drift, Receipts, Sentinels, Tiers
 from isobatch_contracts.tiers import PoolName
 
 SCHEMA: Literal["isobatch.routing/v1"] = "isobatch.routing/v1"

@@ -7,6 +7,7 @@ from isobatch_contracts.routing_table import RoutingTable
 from isobatch_contracts.tiers import PoolName
 
 from isobatch_operator.revision import Revision
+from isobatch_operator.rollout import Outcome, RolloutState, Verb
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -91,11 +92,19 @@ class Failure:
 class Observed:
     """What the adapter sees of one service.
 
-    `stable` is what the last plan returned as such; `table` the last one published; `failures` of
-    a slot are oldest first.
+    `rollout` and `revisions` are what the last plan returned as such; `table` the last one
+    published, at `published_at`; `acknowledged` the version that every gateway serves, None where
+    nobody says; `failures` of a slot are oldest first; `outcome` is what the gates say of the
+    canary.
     """
 
     replicas: tuple[Replica, ...] = ()
     failures: Mapping[Slot, tuple[Failure, ...]] = field(default_factory=dict)
-    stable: Revision | None = None
+    rollout: RolloutState = field(default_factory=RolloutState)
+    revisions: Mapping[str, Revision] = field(default_factory=dict)
     table: RoutingTable | None = None
+    published_at: float = 0.0
+    acknowledged: int | None = None
+    verb: Verb | None = None
+    outcome: Outcome = Outcome.PASS
+    outcome_message: str = ""

@@ -1,9 +1,10 @@
 """Decides what to do next for one service. Same input, same plan: safe to repeat after any crash.
 
 Level-based: nothing is remembered but what `Observed` says. An adapter performs the actions on
-processes or on a cluster; what it returns as `stable` the adapter gives back next time.
+processes or on a cluster; the `rollout` and `revisions` of a plan it gives back next time.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import assert_never
@@ -23,9 +24,11 @@ from isobatch_operator.observed import (
     Stopping,
     Unready,
 )
-from isobatch_operator.revision import Revision, revision_of, service_pools
-from isobatch_operator.routing import choose_route, next_table, routable
+from isobatch_operator.revision import Revision, service_pools
+from isobatch_operator.rollout import RolloutState, advance, shares_places
+from isobatch_operator.routing import next_table
 from isobatch_operator.status import Status, summarise
+from isobatch_operator.view import View
 
 
 class StopReason(StrEnum):
@@ -70,16 +73,22 @@ class Policy:
     drain_deadline_seconds: float = 30.0
     start_deadline_seconds: float = 3600.0  # a first start may download a model
     unready_deadline_seconds: float = 60.0
+    service_name: Callable[[PoolName, str], str] | None = None  # tables name Services, not replicas
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, the table that holds afterwards, and what there is to say meanwhile."""
+    """What to do, the table that holds afterwards, and what there is to say meanwhile.
+
+    `wanted`: the replicas that each revision should have in a pool.
+    """
 
     actions: tuple[Action, ...]
     table: RoutingTable
     status: Status
-    stable: Revision | None
+    rollout: RolloutState
+    revisions: Mapping[str, Revision]
+    wanted: Mapping[PoolName, Mapping[str, int]]
 
 
 def plan(
@@ -87,52 +96,34 @@ def plan(
 ) -> Plan:
     """Decide the next actions for `service`. `now` is in seconds since the epoch."""
     policy = policy or Policy()
-    target = revision_of(service)
-    desired = {name: pool.desired_replicas for name, pool in service_pools(service).items()}
-    is_complete = all(
-        len(routable(observed.replicas, pool, target.name, count)) == count
-        for pool, count in desired.items()
-    )
-    stable = target if is_complete else observed.stable
-    kept = _kept_revisions(service, target, stable)
-    table = next_table(
-        service,
-        target,
-        {pool: choose_route(pool, kept, count, observed) for pool, count in desired.items()},
-        observed.table,
-    )
-    wanted = _wanted_slots(kept, desired)
+    view = View.of(service, observed, now)
+    state = advance(view.state, service.spec.rollout, view.look, now, observed.verb)
+    layout = view.layout(state)
+    table = next_table(service, layout.model, layout.shares, observed.table, policy.service_name)
+    wanted = {
+        Slot(pool, name, ordinal): view.revisions[name]
+        for pool, counts in layout.wanted.items()
+        for name, count in counts.items()
+        if pool in view.revisions[name].pools
+        for ordinal in range(count)
+    }
     actions = (
         *((PublishTable(table),) if table != observed.table else ()),
         *_stops(wanted, observed, now, policy),
         *_starts(service, wanted, observed, now, policy),
     )
-    status = summarise(target, desired, observed, table, policy.backoff)
-    return Plan(actions, table, status, stable)
-
-
-def _kept_revisions(
-    service: InferenceService, target: Revision, stable: Revision | None
-) -> tuple[Revision, ...]:
-    """The revisions that should run, in routing order: stable until the target is complete."""
-    if stable is None or stable == target or _stops_first(service):
-        return (target,)
-    return (stable, target)
-
-
-def _stops_first(service: InferenceService) -> bool:
-    rollout = service.spec.rollout
-    return rollout.strategy == "Recreate" or rollout.capacity == "InPlace"
-
-
-def _wanted_slots(kept: tuple[Revision, ...], desired: dict[PoolName, int]) -> dict[Slot, Revision]:
-    return {
-        Slot(pool, revision.name, ordinal): revision
-        for revision in kept
-        for pool, count in desired.items()
-        if pool in revision.pools
-        for ordinal in range(count)
-    }
+    return Plan(
+        actions=actions,
+        table=table,
+        status=summarise(view.target, view.desired, wanted, observed, table, policy.backoff),
+        rollout=state,
+        revisions={
+            name: view.revisions[name]
+            for name in (view.target.name, state.stable, state.canary)
+            if name is not None
+        },
+        wanted=layout.wanted,
+    )
 
 
 def _stops(
@@ -186,14 +177,28 @@ def _starts(
     policy: Policy,
 ) -> tuple[StartReplica, ...]:
     filled = {replica.slot for replica in observed.replicas}
-    # Recreate and InPlace: the places of the old revision must be free first.
-    blocked = (
-        {slot.pool for slot in filled if slot not in wanted} if _stops_first(service) else set()
-    )
-    return tuple(
-        StartReplica(slot, revision)
-        for slot, revision in wanted.items()
-        if slot not in filled
-        and slot.pool not in blocked
-        and now >= restart_at(observed.failures.get(slot, ()), policy.backoff)
-    )
+    places = _places(service, wanted, filled)
+    starts = []
+    for slot, revision in wanted.items():
+        is_due = now >= restart_at(observed.failures.get(slot, ()), policy.backoff)
+        if slot not in filled and is_due and places[slot.pool] > 0:
+            places[slot.pool] -= 1
+            starts.append(StartReplica(slot, revision))
+    return tuple(starts)
+
+
+def _places(
+    service: InferenceService, wanted: Mapping[Slot, Revision], filled: set[Slot]
+) -> dict[PoolName, int]:
+    """How many replicas each pool may start now: as many as it likes, or only into free places."""
+    rollout = service.spec.rollout
+    places = {}
+    for pool, spec in service_pools(service).items():
+        here = {slot for slot in filled if slot.pool is pool}
+        if rollout.strategy == "Recreate" and any(slot not in wanted for slot in here):
+            places[pool] = 0
+        elif shares_places(rollout):
+            places[pool] = max(0, spec.desired_replicas - len(here))
+        else:
+            places[pool] = len(wanted)
+    return places

@@ -1,6 +1,6 @@
-"""Decides the routing table: which revision of each pool is routed, and to which replicas."""
+"""Decides the routing table: which revisions of each pool are routed, and to which replicas."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from isobatch_contracts import routing_table as contract
@@ -13,7 +13,7 @@ from isobatch_operator.revision import Revision, service_pools
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The one revision of a pool that is routed, and its replicas; all of one fingerprint."""
+    """One revision of a pool and its replicas that may be routed; all of one fingerprint."""
 
     revision: Revision
     fingerprint: str | None
@@ -49,22 +49,22 @@ def admitted_fingerprint(replicas: tuple[Replica, ...], published: str | None) -
     return max(held, key=held.count, default=None)
 
 
-def choose_route(
-    pool: PoolName, candidates: tuple[Revision, ...], desired: int, observed: Observed
-) -> Route | None:
-    """The first of `candidates` with someone ready in `pool`; None if there is none."""
-    for revision in candidates:
-        ready = routable(observed.replicas, pool, revision.name, desired)
-        if not ready:
-            continue
-        if pool is PoolName.THROUGHPUT:
-            return Route(revision, None, ready)
-        fingerprint = admitted_fingerprint(ready, _published(observed, pool, revision.name))
-        same = tuple(
-            r for r in ready if isinstance(r.state, Ready) and r.state.fingerprint == fingerprint
-        )
-        return Route(revision, fingerprint, same)
-    return None
+def route(pool: PoolName, revision: Revision, ordinals: int, observed: Observed) -> Route:
+    """The replicas of `revision` that may be routed in `pool`: ready, and of one fingerprint.
+
+    Without any the fingerprint is the published one: what the revision had when it answered.
+    """
+    ready = routable(observed.replicas, pool, revision.name, ordinals)
+    if pool is PoolName.THROUGHPUT:
+        return Route(revision, None, ready)
+    published = _published(observed, pool, revision.name)
+    if not ready:
+        return Route(revision, published, ())
+    fingerprint = admitted_fingerprint(ready, published)
+    same = tuple(
+        r for r in ready if isinstance(r.state, Ready) and r.state.fingerprint == fingerprint
+    )
+    return Route(revision, fingerprint, same)
 
 
 def _published(observed: Observed, pool: PoolName, revision: str) -> str | None:
@@ -78,21 +78,15 @@ def _published(observed: Observed, pool: PoolName, revision: str) -> str | None:
 
 def next_table(
     service: InferenceService,
-    target: Revision,
-    routes: dict[PoolName, Route | None],
+    model: str,
+    shares: Mapping[PoolName, tuple[tuple[Route, int], ...]],
     previous: contract.RoutingTable | None,
+    service_name: Callable[[PoolName, str], str] | None = None,
 ) -> contract.RoutingTable:
-    """The table that says `routes`: `previous` itself if nothing changed, else the next version.
+    """The table that gives each route its share: `previous` itself if nothing changed.
 
-    A table has one model name. While two revisions that serve different names are routed, the
-    older one's counts, and the other pool has no weight.
+    `service_name` says where the replicas of a revision are found, instead of naming each.
     """
-    names = {r.revision.served_name for r in routes.values() if r and r.revision != target}
-    model = min(names, default=target.served_name)
-    entries = tuple(
-        _entry(pool, target, route if route and route.revision.served_name == model else None)
-        for pool, route in routes.items()
-    )
     table = contract.RoutingTable(
         version=previous.version if previous else 1,
         service=service.metadata.name,
@@ -102,7 +96,11 @@ def next_table(
         sentinels=service.spec.sentinels,
         receipts=service.spec.receipts,
         pools=tuple(service_pools(service)),
-        revisions=entries,
+        revisions=tuple(
+            _entry(pool, way, weight, service_name)
+            for pool, ways in shares.items()
+            for way, weight in [share for share in ways if share[1] > 0] or ways[:1]
+        ),
     )
     if previous is None:
         return table
@@ -111,13 +109,28 @@ def next_table(
     return table.model_copy(update={"version": previous.version + 1})
 
 
-def _entry(pool: PoolName, target: Revision, route: Route | None) -> contract.Revision:
-    if route is None:
-        return contract.Revision(name=target.name, pool=pool, weight=0)
+def _entry(
+    pool: PoolName,
+    way: Route,
+    weight: int,
+    service_name: Callable[[PoolName, str], str] | None,
+) -> contract.Revision:
+    """One entry. Nobody is named in one without weight: who is left there is being drained."""
+    name = way.revision.name
+    if weight == 0:
+        return contract.Revision(name=name, pool=pool, weight=0)
+    if service_name is not None:
+        return contract.Revision(
+            name=name,
+            pool=pool,
+            weight=weight,
+            fingerprint=way.fingerprint,
+            service=service_name(pool, name),
+        )
     return contract.Revision(
-        name=route.revision.name,
+        name=name,
         pool=pool,
-        weight=100,
-        fingerprint=route.fingerprint,
-        endpoints=tuple(contract.Endpoint(name=r.slot.name, url=r.url) for r in route.replicas),
+        weight=weight,
+        fingerprint=way.fingerprint,
+        endpoints=tuple(contract.Endpoint(name=r.slot.name, url=r.url) for r in way.replicas),
     )

@@ -1,6 +1,6 @@
 """Decides what is said of a service, its pools and its replicas."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
@@ -91,12 +91,16 @@ class Status:
 def summarise(
     target: Revision,
     desired: Mapping[PoolName, int],
+    wanted: Collection[Slot],
     observed: Observed,
     table: RoutingTable,
     backoff: Backoff,
 ) -> Status:
     """What there is to say, were `table` published."""
-    pools = tuple(_pool(name, count, target, observed, backoff) for name, count in desired.items())
+    pools = tuple(
+        _pool(name, count, target, [s for s in wanted if s.pool is name], observed, backoff)
+        for name, count in desired.items()
+    )
     return Status(
         revision=target.name,
         pools=pools,
@@ -108,16 +112,19 @@ def summarise(
 
 
 def _pool(
-    name: PoolName, count: int, target: Revision, observed: Observed, backoff: Backoff
+    name: PoolName,
+    count: int,
+    target: Revision,
+    wanted: Collection[Slot],
+    observed: Observed,
+    backoff: Backoff,
 ) -> PoolStatus:
     here = sorted(
         (replica for replica in observed.replicas if replica.slot.pool is name),
         key=lambda replica: replica.slot,
     )
     filled = {replica.slot for replica in here}
-    empty = [
-        slot for ordinal in range(count) if (slot := Slot(name, target.name, ordinal)) not in filled
-    ]
+    empty = sorted(set(wanted) - filled)
     ready = routable(here, name, target.name, count)
     fingerprints = {r.state.fingerprint for r in ready if isinstance(r.state, Ready)} - {None}
     return PoolStatus(

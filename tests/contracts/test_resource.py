@@ -3,49 +3,20 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from isobatch_contracts.resource import (
-    Duration,
-    InferenceService,
-    Pool,
-    StandardFallback,
-    Step,
-    duration_seconds,
-    require_rising_weights,
-)
+from isobatch_contracts.fields import Duration, duration_seconds
+from isobatch_contracts.resource import InferenceService, Pool, StandardFallback
+from isobatch_contracts.steering import Step, require_rising_weights
 from isobatch_contracts.tiers import Tier
 from pydantic import TypeAdapter, ValidationError
 
 from tests.conftest import CheckGolden
+from tests.contracts.malformed import MALFORMED, MINIMAL, Malformed, changed, manifest
 
 GOLDEN = Path(__file__).with_name("golden")
-MINIMAL = """
-    metadata: {name: chat}
-    spec:
-      model: {uri: "builtin://smollm2-135m"}
-      pools: {throughput: {}}
-"""
-
-
-def manifest(text: str) -> dict[str, Any]:
-    document: dict[str, Any] = yaml.load(text, yaml.BaseLoader)
-    return document
-
-
-def changed(path: str, value: Any) -> dict[str, Any]:
-    """The minimal manifest with `value` at the dotted `path`."""
-    document = manifest(MINIMAL)
-    *parents, last = path.split(".")
-    place = document
-    for part in parents:
-        place = place.setdefault(part, {})
-    place[last] = value
-    return document
 
 
 def test_manifest_of_the_reference_is_accepted_and_survives_a_round_trip() -> None:
@@ -83,78 +54,13 @@ def test_model_name_is_served_instead_of_the_resource_name() -> None:
     assert InferenceService.model_validate(document).served_name == "llama-3.1-8b"
 
 
-GATE = {"name": "own", "max": "1"}
-
-REFUSED = [
-    pytest.param("spec.modle", {}, "modle", id="unknown-field"),
-    pytest.param("spec.pools.strict.runtime.arguments", [], "arguments", id="unknown-nested-field"),
-    pytest.param("apiVersion", "serving.isobatch.dev/v2", "apiVersion", id="other-api-version"),
-    pytest.param("kind", "Service", "kind", id="other-kind"),
-    pytest.param("metadata.name", "Chat", "metadata.name", id="name-in-capitals"),
-    pytest.param("metadata.name", "a" * 64, "metadata.name", id="name-too-long"),
-    pytest.param("spec.model.uri", "s3://bucket/x", "spec.model.uri", id="uri-scheme"),
-    pytest.param("spec.model.digest", "sha256:abc", "spec.model.digest", id="short-digest"),
-    pytest.param("spec.model.name", "", "spec.model.name", id="empty-model-name"),
-    pytest.param("spec.model.name", "chat:strict", ":strict", id="model-name-ends-in-a-tier"),
-    pytest.param("spec.pools", {}, "nobody would answer", id="no-pool"),
-    pytest.param("spec.pools.throughput.replicas", -1, "replicas", id="negative-replicas"),
-    pytest.param(
-        "spec.pools.throughput",
-        {"replicas": 1, "autoscaling": {"min": 1, "max": 2, "targetRunningPerReplica": 8}},
-        "not both",
-        id="two-ways-to-scale",
-    ),
-    pytest.param(
-        "spec.pools.throughput.autoscaling",
-        {"min": 3, "max": 2, "targetRunningPerReplica": 8},
-        "above",
-        id="autoscaling-bounds",
-    ),
-    pytest.param("spec.tiers.default", "exact", "tiers.default", id="unknown-tier"),
-    pytest.param("spec.tiers.default", "strict", "pools.strict is absent", id="tier-without-pool"),
-    pytest.param("spec.tiers.allowed", [], "tiers.allowed", id="no-tier-allowed"),
-    pytest.param("spec.tiers.allowed", ["strict"], "does not hold", id="default-not-allowed"),
-    pytest.param("spec.tiers.allowed", ["standard"] * 2, "twice", id="tier-twice"),
-    pytest.param("spec.tiers.limits", {"exact": {}}, "limits", id="limits-of-unknown-tier"),
-    pytest.param("spec.drift.sampleRate", "1.5", "share of 0 to 1", id="rate-above-one"),
-    pytest.param("spec.drift.sampleRate", 0.01, "sampleRate", id="rate-as-a-float"),
-    pytest.param("spec.rollout.deadline", "2 hours", "deadline", id="duration-in-words"),
-    pytest.param("spec.rollout.deadline", "9" * 40 + "d", "deadline", id="duration-too-long"),
-    pytest.param("spec.rollout.strategy", "Rolling", "strategy", id="unknown-strategy"),
-    pytest.param("spec.rollout.onInconclusive", "Promote", "onInconclusive", id="never-promote"),
-    pytest.param(
-        "spec.rollout.steps", [{"weight": 25}, {"weight": 25}], "must rise", id="flat-steps"
-    ),
-    pytest.param("spec.rollout.steps", [{"weight": 101}], "weight", id="weight-above-100"),
-    pytest.param("spec.rollout.gates", [GATE], "metric and prometheus", id="gate-without-source"),
-    pytest.param(
-        "spec.rollout.gates",
-        [GATE | {"metric": "errorRate", "prometheus": {"query": "up"}}],
-        "metric and prometheus",
-        id="gate-with-two-sources",
-    ),
-    pytest.param(
-        "spec.rollout.gates",
-        [{"name": "own", "metric": "errorRate"}],
-        "max and maxRatioToStable",
-        id="gate-without-bound",
-    ),
-    pytest.param(
-        "spec.migration.standardToStrict.steps",
-        [{"weight": 50}, {"weight": 10}],
-        "migration.standardToStrict.steps must rise",
-        id="falling-migration",
-    ),
-]
-
-
-@pytest.mark.parametrize(("path", "value", "said"), REFUSED)
-def test_wrong_manifest_is_refused_with_the_place(path: str, value: Any, said: str) -> None:
+@pytest.mark.parametrize("case", MALFORMED, ids=lambda case: case.id)
+def test_malformed_manifest_is_refused_with_the_place(case: Malformed) -> None:
     with pytest.raises(ValidationError) as refusal:
-        InferenceService.model_validate(changed(path, value))
+        InferenceService.model_validate(changed(case.path, case.value))
 
     text = str(refusal.value)
-    assert said in text, text
+    assert case.said in text, text
 
 
 def test_pools_start_with_the_number_that_was_asked_for() -> None:

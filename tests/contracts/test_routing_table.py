@@ -78,7 +78,7 @@ def revision(name: str = "a1", weight: int = 100, **fields: Any) -> dict[str, An
 
 
 names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,5}[a-z0-9])?", fullmatch=True)
-durations = st.from_regex(r"[0-9]{1,3}(ms|s|m|h|d)", fullmatch=True)
+durations = st.from_regex(r"[1-9][0-9]{0,2}(ms|s|m|h|d)", fullmatch=True)
 fingerprints = st.from_regex(r"sha256:[0-9a-f]{64}", fullmatch=True)
 limits = st.builds(
     TierLimits,

@@ -31,13 +31,14 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
 def make_manifest() -> MakeManifest:
     """A manifest; `None` replicas: the service lacks the pool."""
 
-    def make(
+    def make(  # noqa: PLR0917  # called by name
         strict: int | None = 1,
         throughput: int | None = 1,
         strict_args: tuple[str, ...] = (),
         throughput_args: tuple[str, ...] = (),
         name: str = "chat",
         strategy: str = "Canary",
+        steps: tuple[dict[str, Any], ...] = (),
         **model: str,
     ) -> dict[str, Any]:
         pools = {
@@ -55,7 +56,7 @@ def make_manifest() -> MakeManifest:
             "spec": {
                 "model": {"uri": "builtin://smollm2-135m", **model},
                 "pools": pools,
-                "rollout": {"strategy": strategy},
+                "rollout": {"strategy": strategy, "steps": list(steps)},
             },
         }
 

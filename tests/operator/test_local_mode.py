@@ -17,13 +17,14 @@ import pytest
 import yaml
 from isobatch_contracts.routing_table import RoutingTable
 from isobatch_contracts.tiers import PoolName
-from isobatch_operator.local.commands import down, logs, status
+from isobatch_operator.local.commands import down, logs, rollout, status
 from isobatch_operator.local.directory import StateDirectory
 from isobatch_operator.local.ports import free_port
 from isobatch_operator.local.processes import end, find_tagged, is_alive
 from isobatch_operator.local.programs import Programs, Timings
-from isobatch_operator.local.state import InstancePhase, LocalState, ReplicaView
+from isobatch_operator.local.state import InstancePhase, LocalState, ReplicaView, RolloutView
 from isobatch_operator.local.up_command import run_up
+from isobatch_operator.rollout import Phase as RolloutPhase
 from isobatch_operator.status import Phase
 
 FAKE_UP = str(Path(__file__).parent / "fakes" / "fake_up.py")
@@ -122,6 +123,12 @@ class Local:
         table = self.directory.read_table()
         assert table is not None
         return table
+
+    @property
+    def rollout(self) -> RolloutView:
+        view = self.state.rollout
+        assert view is not None
+        return view
 
     def routed(self, pool: PoolName) -> list[str]:
         return [e.name for r in self.table.revisions if r.pool is pool for e in r.endpoints]
@@ -341,6 +348,38 @@ def test_an_edit_replaces_the_revision_without_a_gap(
     assert local.routed(PoolName.THROUGHPUT) == new_throughput
     local.eventually(lambda: len(local.replicas("strict")) == 1)  # drained and stopped
     local.eventually(lambda: len(local.processes()) == 3)
+
+
+def weights(local: Local) -> dict[str, int]:
+    return {r.name: r.weight for r in local.table.revisions if r.pool is PoolName.STRICT}
+
+
+@pytest.mark.parametrize("verb", ["abort", "promote", "resume"])
+def test_a_step_that_pauses_waits_for_a_person(
+    local: Local,
+    write_manifest: Callable[..., Path],
+    verb: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    steps = ({"weight": 30, "pause": True},)
+    local.serve("-f", str(write_manifest(steps=steps)))
+    [old] = weights(local)
+
+    write_manifest(strict_args=("--note", "x"), steps=steps)
+    local.eventually(lambda: local.rollout.phase is RolloutPhase.PAUSED)
+    [new] = set(weights(local)) - {old}
+    assert weights(local) == {old: 70, new: 30}
+    assert rollout(["status", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reason"] == "PausedByStep"
+
+    assert rollout([verb, "chat"]) == 0
+    kept = old if verb == "abort" else new
+    ends = RolloutPhase.FAILED if verb == "abort" else RolloutPhase.IDLE
+    local.eventually(lambda: local.rollout.phase is ends)
+    assert weights(local) == {kept: 100}
+    assert local.rollout.stable_revision == kept
+    local.eventually(lambda: [r.revision for r in local.replicas("strict")] == [kept])
+    assert rollout(["status"]) == (1 if verb == "abort" else 0)
 
 
 def test_scaling_by_an_edit_keeps_the_running_replicas(

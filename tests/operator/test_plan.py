@@ -28,6 +28,7 @@ from isobatch_operator.plan import (
     plan,
 )
 from isobatch_operator.revision import revision_of
+from isobatch_operator.rollout import Phase
 
 NOW = 1000.0
 PRINT_A = "sha256:" + "a" * 64
@@ -52,7 +53,7 @@ def settled(service: InferenceService, *replicas: Replica) -> Observed:
     """The world after `replicas` became ready and their table was published."""
     seen = Observed(replicas=replicas)
     done = plan(service, seen, NOW)
-    return replace(seen, table=done.table, stable=done.stable)
+    return replace(seen, table=done.table, rollout=done.rollout, revisions=done.revisions)
 
 
 def starts(done: Plan) -> list[Slot]:
@@ -175,7 +176,9 @@ def test_traffic_moves_when_all_pools_of_the_new_revision_are_ready(make_service
     assert {entry[0] for entry in weights(done).values()} == {name}
     assert done.table.version == seen.table.version + 1 if seen.table else False
     assert stops(done) == []  # drained first
-    assert done.stable == revision_of(new)
+    assert done.rollout.phase(new.spec.rollout) is Phase.PROMOTING  # the old one stays warm
+    served = replace(whole, table=done.table, rollout=done.rollout, revisions=done.revisions)
+    assert plan(new, served, NOW + 1).rollout.stable == name
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from isobatch_contracts.base import Document
-from isobatch_contracts.resource import Digest
+from isobatch_contracts.fields import Digest
 from isobatch_kernels.plan import OperatorPlan, Plan
 
 BLOCKS = "reference blocks"

@@ -1,4 +1,4 @@
-"""Performs the commands `isobatch up`, `status`, `logs` and `down`.
+"""Performs the commands `isobatch up`, `status`, `logs`, `rollout` and `down`.
 
 Exit codes: 0 ok, 1 the answer is no, 2 wrong use.
 """
@@ -14,12 +14,18 @@ from rich.console import Console
 from isobatch_operator.local.directory import StateDirectory, known_names
 from isobatch_operator.local.errors import NO, OK, LocalError, WrongUse, refuse
 from isobatch_operator.local.log_reader import follow_logs, log_paths, print_logs
-from isobatch_operator.local.options import down_parser, logs_parser, status_parser
+from isobatch_operator.local.options import (
+    down_parser,
+    logs_parser,
+    rollout_parser,
+    status_parser,
+)
 from isobatch_operator.local.ownership import current_state
 from isobatch_operator.local.programs import Programs, Timings
 from isobatch_operator.local.shutdown import stop_instance
 from isobatch_operator.local.state import InstancePhase, LocalState
 from isobatch_operator.local.table_view import state_table
+from isobatch_operator.rollout import Phase, Verb
 
 _PIPED_WIDTH = 400  # columns: whoever reads a pipe wants the whole detail
 
@@ -74,6 +80,33 @@ def down(argv: list[str]) -> int:
     except LocalError as exc:
         return refuse(exc)
     return OK
+
+
+def rollout(argv: list[str]) -> int:
+    """Show or steer a rollout."""
+    options = rollout_parser().parse_args(argv)
+    try:
+        directory = _directory(options.name)
+        state = current_state(directory)
+        if state is None or state.rollout is None or not _is_running(directory):
+            raise LocalError(f"{directory.path.name} is not running: `isobatch up` starts it")
+    except LocalError as exc:
+        return refuse(exc)
+    if options.verb != "status":
+        directory.ask(Verb(options.verb))
+        sys.stdout.write(f"{state.name}: asked to {options.verb}\n")
+        return OK
+    seen = state.rollout
+    document = seen.model_dump(mode="json", by_alias=True)
+    match options.output:
+        case "json":
+            sys.stdout.write(seen.model_dump_json(indent=2, by_alias=True) + "\n")
+        case "yaml":
+            sys.stdout.write(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+        case _:
+            for key, value in document.items():
+                sys.stdout.write(f"{key:<16} {'' if value is None else value}\n")
+    return NO if seen.phase is Phase.FAILED else OK
 
 
 def _directory(name: str | None) -> StateDirectory:

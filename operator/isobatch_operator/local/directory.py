@@ -1,7 +1,8 @@
 """Performs reads and writes of the state directory of one instance.
 
 `$XDG_STATE_HOME/isobatch/NAME/` holds `state.json`, `tables/table.json` (a folder of its own, since
-the gateway reads every `*.json` of one), `logs/`, `secret` and `lock`. Every write is atomic.
+the gateway reads every `*.json` of one), `logs/`, `secret` and `lock`, and what the gateway keeps
+there: `receipts.db` and its keys. Every write of ours is atomic.
 """
 
 import fcntl
@@ -16,6 +17,7 @@ from isobatch_contracts.routing_table import RoutingTable
 from pydantic import ValidationError
 
 from isobatch_operator.local.state import LocalState
+from isobatch_operator.rollout import Verb
 
 
 def known_names(root: Path) -> list[str]:
@@ -32,6 +34,7 @@ class StateDirectory:
         self.logs = path / "logs"
         self.tables = path / "tables"
         self.table_file = self.tables / "table.json"
+        self.receipts = path / "receipts.db"
         self.state_file = path / "state.json"
 
     @property
@@ -79,6 +82,22 @@ class StateDirectory:
     def write_table(self, table: RoutingTable) -> None:
         """Publish `table` to the gateway."""
         _write(self.table_file, routing_table.dump(table))
+
+    def ask(self, verb: Verb) -> None:
+        """Leave `verb` for the `up` that runs here."""
+        _write(self.path / "verb", verb.value)
+
+    def take_verb(self) -> Verb | None:
+        """The verb that was left, once."""
+        path = self.path / "verb"
+        try:
+            found = Verb(path.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            found = None  # nothing of ours
+        path.unlink(missing_ok=True)
+        return found
 
     def secret_file(self) -> Path:
         """The gateway's secret, made on first use and readable by its owner alone."""

@@ -1,6 +1,6 @@
 """Performs the plan's actions with worker processes, and observes what became of them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
@@ -26,9 +26,17 @@ from isobatch_operator.observed import (
     Stopping,
     Unready,
 )
-from isobatch_operator.plan import Action, PublishTable, StartReplica, StopReason, StopReplica
+from isobatch_operator.plan import (
+    Action,
+    Plan,
+    PublishTable,
+    StartReplica,
+    StopReason,
+    StopReplica,
+)
 from isobatch_operator.readiness import Probe
 from isobatch_operator.revision import Revision
+from isobatch_operator.rollout import RolloutState, Verb
 
 _FAILURES_KEPT = 16
 _START_LINE = 120  # characters of the last log line that are shown while a worker starts
@@ -64,7 +72,9 @@ class Fleet:
         self._failures: dict[Slot, tuple[Failure, ...]] = {}
         self._log = structlog.get_logger("isobatch.up")
         self._table: RoutingTable | None = settings.directory.read_table()
-        self.stable: Revision | None = None
+        self._published_at = 0.0
+        self._rollout = RolloutState()
+        self._revisions: Mapping[str, Revision] = {}
 
     @property
     def members(self) -> dict[Slot, Member]:
@@ -80,8 +90,17 @@ class Fleet:
         """Where the worker of `slot` writes, whether or not it lives."""
         return self._settings.directory.log_file(slot.name)
 
-    def observe(self, now: float) -> Observed:
-        """What is there. Workers that ended leave their slot, and a failure if nobody asked."""
+    def remember(self, step: Plan) -> None:
+        """Keep what the next plan is to be given back."""
+        self._rollout, self._revisions = step.rollout, step.revisions
+
+    def observe(
+        self, now: float, *, acknowledged: int | None = None, verb: Verb | None = None
+    ) -> Observed:
+        """What is there. Workers that ended leave their slot, and a failure if nobody asked.
+
+        `acknowledged` and `verb` come from the gateway and from a person.
+        """
         for slot, place in list(self._places.items()):
             failure = place.member.observe(now)
             if failure is not None:
@@ -91,8 +110,12 @@ class Fleet:
         return Observed(
             replicas=tuple(self._replica(slot, place) for slot, place in self._places.items()),
             failures=dict(self._failures),
-            stable=self.stable,
+            rollout=self._rollout,
+            revisions=self._revisions,
             table=self._table,
+            published_at=self._published_at,
+            acknowledged=acknowledged,
+            verb=verb,
         )
 
     def apply(self, action: Action, now: float) -> None:
@@ -116,6 +139,7 @@ class Fleet:
     def _publish(self, table: RoutingTable, now: float) -> None:
         self._settings.directory.write_table(table)
         self._table = table
+        self._published_at = now
         routed = {endpoint.name for entry in table.revisions for endpoint in entry.endpoints}
         for slot, place in self._places.items():
             if slot.name in routed:

@@ -3,8 +3,8 @@
 import re
 
 import httpx
+from isobatch_contracts.fields import Digest
 from isobatch_contracts.numerics import NUMERICS_PATH, Certified, NotCertified
-from isobatch_contracts.resource import Digest
 from isobatch_contracts.tiers import PoolName
 from pydantic import TypeAdapter, ValidationError
 

@@ -2,6 +2,8 @@
 
 import argparse
 
+from isobatch_operator.rollout import Verb
+
 _UP = """\
 examples:
   isobatch up                              the built-in model, both pools, port 8080
@@ -26,6 +28,17 @@ _DOWN = """\
 examples:
   isobatch down            drain: open requests finish, then everything ends
   isobatch down --now chat do not wait for them"""
+
+
+_ROLLOUT = """\
+examples:
+  isobatch rollout status chat
+  isobatch rollout pause chat      hold it where it is; `resume` goes on
+  isobatch rollout promote chat    go to 100 percent now; failing gates still roll back
+  isobatch rollout abort chat      back to the stable revision at once
+  isobatch rollout retry chat      try a failed revision again
+
+exit codes: 0 ok, 1 not running or the rollout failed, 2 wrong use"""
 
 
 def up_parser() -> argparse.ArgumentParser:
@@ -68,6 +81,17 @@ def down_parser() -> argparse.ArgumentParser:
     """`isobatch down`."""
     parser = _parser("down", "Stop what `isobatch up` started.", _DOWN)
     parser.add_argument("--now", action="store_true", help="do not wait for open requests")
+    _add_name(parser)
+    return parser
+
+
+def rollout_parser() -> argparse.ArgumentParser:
+    """`isobatch rollout`."""
+    parser = _parser("rollout", "Show or steer the rollout of what `up` serves.", _ROLLOUT)
+    parser.add_argument("verb", choices=("status", *(verb.value for verb in Verb)))
+    parser.add_argument(
+        "-o", "--output", choices=("table", "json", "yaml"), default="table", help="format"
+    )
     _add_name(parser)
     return parser
 

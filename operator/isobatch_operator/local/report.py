@@ -1,7 +1,10 @@
 """Decides what is written to `state.json`: the plan's status, with the processes behind it."""
 
+from isobatch_contracts.resource import InferenceService
+
 from isobatch_operator.local.fleet import Fleet
-from isobatch_operator.local.state import InstancePhase, PoolView, ReplicaView
+from isobatch_operator.local.state import InstancePhase, PoolView, ReplicaView, RolloutView
+from isobatch_operator.rollout import RolloutState
 from isobatch_operator.status import PoolStatus, ReplicaStatus, Status
 
 
@@ -36,6 +39,20 @@ def _replica(replica: ReplicaStatus, fleet: Fleet) -> ReplicaView:
         url=fleet.url(slot),
         pid=None if member is None else member.child.pid,
         log=str(fleet.log_file(slot)),
+    )
+
+
+def rollout_view(state: RolloutState, service: InferenceService) -> RolloutView:
+    """What is said of the rollout."""
+    return RolloutView(
+        phase=state.phase(service.spec.rollout),
+        stable_revision=state.stable,
+        canary_revision=state.canary,
+        step=state.step,
+        weight=state.weight,
+        phase_started_at=state.since,
+        reason=state.reason,
+        message=state.message,
     )
 
 

@@ -5,6 +5,7 @@ from enum import StrEnum
 from isobatch_contracts.base import Document
 from isobatch_contracts.tiers import PoolName
 
+from isobatch_operator.rollout import Phase as RolloutPhase
 from isobatch_operator.status import Phase
 
 
@@ -68,6 +69,19 @@ class Routing(Document):
     acknowledged: int | None = None
 
 
+class RolloutView(Document):
+    """Where the rollout stands; `weight` is the canary's percent that was granted."""
+
+    phase: RolloutPhase
+    stable_revision: str | None
+    canary_revision: str | None
+    step: int
+    weight: int
+    phase_started_at: float
+    reason: str
+    message: str
+
+
 class LocalState(Document):
     """One instance of `isobatch up`."""
 
@@ -85,6 +99,7 @@ class LocalState(Document):
     pools: tuple[PoolView, ...] = ()
     gateway: ReplicaView | None = None
     routing: Routing | None = None
+    rollout: RolloutView | None = None
     processes: tuple[ProcessRecord, ...] = ()
 
     @property

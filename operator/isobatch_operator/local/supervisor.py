@@ -20,7 +20,7 @@ from isobatch_operator.local.manifest_file import load_manifest, watch_manifest
 from isobatch_operator.local.member import Member
 from isobatch_operator.local.processes import end, find_tagged
 from isobatch_operator.local.programs import Listening
-from isobatch_operator.local.report import next_phase, pool_views
+from isobatch_operator.local.report import next_phase, pool_views, rollout_view
 from isobatch_operator.local.state import (
     InstancePhase,
     LocalState,
@@ -29,6 +29,7 @@ from isobatch_operator.local.state import (
 )
 from isobatch_operator.manifest import InvalidManifest
 from isobatch_operator.plan import Plan, plan
+from isobatch_operator.rollout import Verb
 
 Show = Callable[[LocalState], None]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -80,14 +81,19 @@ class Supervisor:
 
     def _step(self, fleet: Fleet, gateway: GatewayProcess) -> None:
         now = time.time()
-        step = plan(self._service, fleet.observe(now), now, self._settings.timings.policy)
+        seen = fleet.observe(now, acknowledged=gateway.acknowledged, verb=self._verb())
+        step = plan(self._service, seen, now, self._settings.timings.policy)
         for action in step.actions:
             fleet.apply(action, now)
-        fleet.stable = step.stable
+        fleet.remember(step)
         gateway.ensure(now)  # after the first table is published
         is_ready = step.status.is_ready and gateway.is_ready_for(step.table.version)
         self._phase = next_phase(self._phase, is_ready=is_ready)
         self._report(step, fleet, gateway)
+
+    def _verb(self) -> Verb | None:
+        """What `isobatch rollout VERB` asked for since the last look."""
+        return self._settings.directory.take_verb()
 
     def _is_orphaned(self) -> bool:
         """Whether the `uv run` that we are to its user was killed: nobody else would tell us."""
@@ -108,6 +114,7 @@ class Supervisor:
                     "model": step.table.model,
                     "pools": pool_views(step.status, fleet),
                     "gateway": gateway.view(),
+                    "rollout": rollout_view(step.rollout, self._service),
                     "routing": Routing(
                         version=step.status.table_version,
                         checksum=step.status.table_checksum,

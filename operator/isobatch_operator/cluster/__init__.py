@@ -1,0 +1,1 @@
+"""Performs the plan with objects of a Kubernetes cluster: what `isobatch operator` runs."""
