@@ -105,6 +105,12 @@ class Service:
     gates: dict[Tier, Gate] = field(default_factory=lambda: {tier: Gate() for tier in Tier})
     loaded: int = 0  # when the service was first seen, in Unix seconds
 
+    @property
+    def vocabulary(self) -> int | None:
+        """Tokens of the largest model that a strict replica has told of; None if none has."""
+        told = (replica.certified for replica in self.replicas.values())
+        return max((c.vocabulary for c in told if c is not None and c.vocabulary), default=None)
+
     def candidates(self, tried: Iterable[ReplicaId]) -> tuple[Candidate, ...]:
         """The replicas that may serve now, `tried` ones excepted."""
         weights = {(r.pool, r.name): r.weight for r in self.table.revisions}

@@ -42,6 +42,7 @@ from isobatch_gateway.receipts.taking import Reading, take_receipt
 from isobatch_gateway.refusals import Headers, Refusal, error_frame
 from isobatch_gateway.relay import Opening, Relay, Writer
 from isobatch_gateway.runtime import Runtime
+from isobatch_gateway.token_ids import out_of_vocabulary
 from isobatch_gateway.upstream.message import passed_on
 
 _CLIENT_LEFT = 499  # nginx's number for it; nobody sees it but logs and metrics
@@ -150,6 +151,9 @@ class Proxy:
         chance = Chance(random.random(), random.randrange(SEED_RANGE))  # noqa: S311
         salt = runtime.salt(principal.tenant)
         context = Context(principal, salt, service.table, runtime.secret, chance)
+        foreign = out_of_vocabulary(body.document, service.vocabulary)
+        if foreign is not None:
+            return foreign
         order = make_order(record.path, asked, body, tier, context)
         if isinstance(order, Order) and self._is_reused(order):
             return Refusal(

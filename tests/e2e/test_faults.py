@@ -93,6 +93,24 @@ def test_a_gateway_killed_under_load_is_replaced(service: Any, report_figure: An
     assert {200, None} <= {t.status for t in told} <= {200, 503, None}
 
 
+@pytest.mark.parametrize("tier", list(POOL))
+@pytest.mark.parametrize(
+    "asked",
+    [{"prompt": [1, 49_152]}, {"prompt": "x", "stop_token_ids": [49_152], "min_tokens": 2}],
+    ids=["prompt", "stop"],
+)
+def test_no_token_id_takes_an_engine_down(service: Any, tier: str, asked: Body) -> None:
+    headers = {"X-Consistency-Tier": tier}
+    body = {"model": "smollm2", "max_tokens": 4, **asked}
+
+    refused = httpx.post(f"{service.url}/v1/completions", json=body, headers=headers, timeout=60)
+
+    assert refused.status_code == 400, refused.text
+    body = {"model": "smollm2", "prompt": [1, 49_151], "max_tokens": 4}
+    answer = httpx.post(f"{service.url}/v1/completions", json=body, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+
+
 def _answered(told: list[Told], since: float = 0.0) -> set[str]:
     """The tiers that answered a request asked after `since`."""
     return {t.tier for t in told if t.is_answered and t.asked > since}

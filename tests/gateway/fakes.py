@@ -289,6 +289,7 @@ class FakeWorker:
                 "device": "cpu",
                 "versions": {},
                 "operators": [],
+                "vocabulary": 1000,
                 "fromCache": True,
                 "certificationSeconds": 0.0,
             }

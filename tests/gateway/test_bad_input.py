@@ -136,6 +136,35 @@ async def test_a_request_without_its_one_host_is_refused(stage: Stage, hosts: by
     assert await is_serving(gateway)
 
 
+@pytest.mark.parametrize("tier", ["strict", "standard"])
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"prompt": [5, 1000]}, "prompt holds the token id 1000; the model's are 0 to 999"),
+        ({"prompt": [[5], [7, -1]]}, "prompt holds the token id -1"),
+        ({"stop_token_ids": [4096], "min_tokens": 2}, "stop_token_ids holds the token id 4096"),
+        ({"allowed_token_ids": [3, 10**30]}, "allowed_token_ids holds the token id 1000000000"),
+    ],
+    ids=["prompt", "one-of-several", "stop", "allowed"],
+)
+async def test_token_ids_that_the_model_has_not_never_reach_it(
+    stage: Stage, tier: str, asked: dict[str, object], named: str
+) -> None:
+    gateway, strict, throughput = await stage.pair()
+    body = {"model": HELLO["model"], "prompt": "x", **asked}
+
+    refused = await gateway.http.post(
+        "/v1/completions", json=body, headers={"X-Consistency-Tier": tier}
+    )
+
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, next(iter(asked)))
+    assert error["message"].startswith(named)
+    assert strict.seen == throughput.seen == []
+    ids = {**body, "prompt": [0, 999], "stop_token_ids": [999], "allowed_token_ids": None}
+    assert (await gateway.http.post("/v1/completions", json=ids)).status_code == 200
+
+
 OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMA\r\n"
 
 
