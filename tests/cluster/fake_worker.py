@@ -1,15 +1,18 @@
 """A worker without a model, for pods: vLLM's surface in the standard library, and faults as told.
 
-It takes the arguments of `isobatch worker`; what follows `--` tells it how to misbehave.
+It takes the arguments of `isobatch worker`; what follows `--` tells it how to misbehave. After
+`--real` it is no fake any more: it becomes the real worker, so that one release has both.
 """
 
 import argparse
 import json
+import os
 import signal
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 
@@ -142,6 +145,10 @@ class Server(ThreadingHTTPServer):
 
 
 def main() -> None:
+    if "--real" in sys.argv:
+        program = str(Path(sys.prefix) / "bin/isobatch")
+        rest = [word for word in sys.argv[1:] if word != "--real"]
+        os.execv(program, [program, "worker", *rest])
     options = parse()
     if options.crash:
         sys.exit("told to crash")

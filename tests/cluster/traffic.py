@@ -49,7 +49,9 @@ class Answer:
 async def ask(client: httpx.AsyncClient, url: str, model: str, tier: str) -> dict[str, Any]:
     """One request, to the end of its answer."""
     at, is_stream = time.time(), random.random() < 0.5
-    body = {"model": model, "prompt": "Hello", "max_tokens": 8, "stream": is_stream}
+    # Another prompt is another conversation: one stays with its revision.
+    prompt = f"Hello {random.getrandbits(64)}"
+    body = {"model": model, "prompt": prompt, "max_tokens": 8, "stream": is_stream}
     headers = {"X-Consistency-Tier": tier}
     if random.random() < 0.3:
         headers["Connection"] = "close"

@@ -1,8 +1,9 @@
 """Rollouts on a real cluster, under traffic: the chart's operator and two gateways in pods.
 
-Workers are fakes with vLLM's surface; `test_real_worker` has the real one.
+Workers are fakes with vLLM's surface; the last test has the real one, with the built-in model.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,7 +58,7 @@ class Service:
         self.cluster.kubectl("annotate", "ibs", self.name, f"{VERB}={verb}", "--overwrite")
         return time.time()
 
-    def until_ready(self) -> str:
+    def until_ready(self, seconds: float = 90) -> str:
         """Wait until all is as asked; the stable revision."""
         generation = read(self.cluster, "ibs", self.name)["metadata"]["generation"]
 
@@ -69,7 +70,7 @@ class Service:
             is_heard = routing.get("acknowledged") == routing.get("version")
             return is_true and is_heard and now.get("observedGeneration") == generation
 
-        wait_until(is_ready, f"{self.name} is ready", 90)
+        wait_until(is_ready, f"{self.name} is ready", seconds)
         return str(self.rollout()["stableRevision"])
 
     def until(self, seconds: float = 60, **wanted: Any) -> dict[str, Any]:
@@ -356,3 +357,40 @@ def test_crash_in_the_middle_of_a_rollout_changes_nothing(
     assert service.rollout()["phase"] == "Idle"
     deployed = [name for name in owned(cluster, service.name) if name.startswith("deployment")]
     assert len(deployed) == 2
+
+
+ASK = """
+import json, sys, urllib.request
+url, tier = sys.argv[1:]
+body = {"model": "real", "prompt": "The capital of France is", "max_tokens": 8, "logprobs": 1}
+headers = {"Content-Type": "application/json", "X-Consistency-Tier": tier}
+request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
+with urllib.request.urlopen(request, timeout=60) as answer:
+    print(json.dumps([dict(answer.headers.items()), json.load(answer)["choices"][0]]))
+"""
+
+
+@pytest.mark.model
+def test_real_worker_answers_strict_and_standard_through_a_gateway_pod(
+    cluster: Cluster, gateways: str, make: Callable[..., Service], report_figure: Figure
+) -> None:
+    service = make("real", replicas={"strict": 1, "throughput": 1})
+    begun = time.monotonic()
+    service.apply("--real", "--max-num-seqs", "4", "--max-model-len", "512")
+    service.until_ready(seconds=420)
+    report_figure("cluster: both real pools ready", f"{time.monotonic() - begun:.0f} s")
+
+    def ask(tier: str) -> tuple[dict[str, str], dict[str, Any]]:
+        headers, choice = json.loads(cluster.run(pods.PYTHON, "-c", ASK, gateways, tier))
+        return {name.lower(): value for name, value in headers.items()}, choice
+
+    (first_headers, first), (_, second) = ask("strict"), ask("strict")
+    standard_headers, standard = ask("standard")
+
+    assert first_headers["x-served-by"].startswith("strict/")
+    (pool,) = [p for p in status(cluster, "real")["pools"] if p["name"] == "strict"]
+    assert [first_headers["x-numerics-fingerprint"]] == pool["fingerprints"]
+    assert first == second, "the same request has the same text and logprobs, bit for bit"
+    assert first["text"]
+    assert standard_headers["x-served-by"].startswith("throughput/")
+    assert standard["text"]
