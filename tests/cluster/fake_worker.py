@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.load.add(1)
         try:
-            time.sleep(self.server.options.delay)
+            self.server.ended.wait(self.server.options.delay)
             if self.server.options.fail:
                 self._send(500, {"error": {"message": "told to fail", "type": "x", "code": 5}})
             elif asked.get("stream"):
@@ -89,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for _ in range(tokens):
             self._event(json.dumps(self._chunk("t")))
-            time.sleep(0.02)
+            self.server.ended.wait(0.02)
         self._event("[DONE]")
         self.wfile.write(b"0\r\n\r\n")
 
@@ -141,6 +141,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.load = Load()
+        self.ended = threading.Event()  # never set: to wait on
         super().__init__((options.host, options.port), Handler)
 
 
