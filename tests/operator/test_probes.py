@@ -6,6 +6,7 @@ import httpx
 import pytest
 from isobatch_contracts.numerics import Certified, NotCertified
 from isobatch_contracts.tiers import PoolName
+from isobatch_operator.exposition import Report
 from isobatch_operator.local.observe import judge_numerics, probe_gateway, probe_worker
 from isobatch_operator.observed import Ready, Refused, ReplicaState, Starting, Stopping, Unready
 from isobatch_operator.readiness import Answers, NotYet, Probe, Refuses, Silent, advance
@@ -110,7 +111,7 @@ async def test_throughput_needs_no_certificate_and_strict_does() -> None:
 async def test_the_gateway_says_which_table_it_serves() -> None:
     metrics = (200, 'isobatch_gateway_table_version{model="chat"} 7.0\n')
     async with worker({"/readyz": (200, ""), "/metrics": metrics}) as client:
-        assert await probe_gateway(client, "http://g") == (Answers(), 7)
+        assert await probe_gateway(client, "http://g") == (Answers(), Report({"chat": 7}))
     async with worker({"/readyz": (503, "")}) as client:
         assert await probe_gateway(client, "http://g") == (NotYet("/readyz answers 503"), None)
 

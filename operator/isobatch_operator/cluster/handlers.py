@@ -3,6 +3,8 @@
 No handler writes, so that kopf sets no finalizer and keeps nothing in annotations.
 """
 
+import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +29,13 @@ def make_registry(
 
     @kopf.on.login(registry=registry)  # type: ignore[untyped-decorator]  # kopf's types are skipped
     def log_in(**details: Any) -> Any:
-        return kopf.login_with_service_account(**details) or kopf.login_with_kubeconfig(**details)
+        inside = kopf.login_with_service_account(**details)
+        if inside is None:
+            return kopf.login_with_kubeconfig(**details)
+        # As the official client finds it: by address, so that a cluster's DNS may be away.
+        host, port = (os.environ[f"KUBERNETES_SERVICE_{what}"] for what in ("HOST", "PORT"))
+        server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        return dataclasses.replace(inside, server=server)
 
     @kopf.on.event(GROUP, "v1alpha1", "inferenceservices", registry=registry)  # type: ignore[untyped-decorator]  # as above
     def on_service(body: kopf.Body, **_: Any) -> None:

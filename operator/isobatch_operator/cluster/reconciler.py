@@ -5,14 +5,13 @@ Nothing is remembered from look to look but what saves work: fingerprints by pod
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import structlog
 from isobatch_contracts.resource import InferenceService
-from isobatch_contracts.steering import Rollout
 from isobatch_contracts.tiers import PoolName
 
 from isobatch_operator import analysis
@@ -26,10 +25,9 @@ from isobatch_operator.cluster.memory import rollout_status, state_of
 from isobatch_operator.cluster.names import Key
 from isobatch_operator.cluster.observe import Heard, Owned, Pod, our_pods, published_table
 from isobatch_operator.cluster.step import Step, Workers, decide, parse
-from isobatch_operator.exposition import Report
 from isobatch_operator.local.observe import probe_worker
 from isobatch_operator.readiness import Answers, Probe
-from isobatch_operator.rollout import RolloutState, Verb
+from isobatch_operator.rollout import Verb
 
 Object = dict[str, Any]
 _AFTER_TROUBLE_SECONDS = 1.0
@@ -171,7 +169,9 @@ class Reconciler:
         kept.certified = {one: a for one, a in kept.certified.items() if one in alive}
         model = table.model if table is not None else service.served_name
         state = state_of(rollout_status(resource), {})
-        verdict = _judge(kept, service.spec.rollout, state, reports, model)
+        kept.window, verdict = analysis.judged(
+            kept.window, service.spec.rollout, state, reports, model
+        )
         return Heard(
             probes={uid: probe for uid, probe in said.items() if probe is not None},
             acknowledged=acknowledged(reports, model),
@@ -270,27 +270,6 @@ class Reconciler:
     def _require_lead(self) -> None:
         if not self._may_act():
             raise NotLeading
-
-
-def _judge(
-    kept: _Remembered,
-    rollout: Rollout,
-    state: RolloutState,
-    reports: Mapping[str, Report | None],
-    model: str,
-) -> analysis.Verdict:
-    """What the gates say now, by what the gateways have counted since the canary's level began."""
-    if state.canary is None or not rollout.gates:
-        return analysis.Verdict()
-    heard = {address: report for address, report in reports.items() if report is not None}
-    if not heard:
-        return analysis.unmeasured(rollout, "no gateway says what it counted")
-    kept.window = analysis.moved(kept.window, state, heard)
-    canary, stable = (
-        analysis.counted(kept.window, heard, model, revision)
-        for revision in (state.canary, state.stable)
-    )
-    return analysis.judge(rollout, canary, stable)
 
 
 def _is_to_be_asked(pod: Pod, kept: _Remembered, *, is_routed: bool) -> bool:

@@ -15,7 +15,7 @@ from isobatch_operator.cluster.memory import Kept
 from isobatch_operator.cluster.names import Key
 from isobatch_operator.cluster.observe import Heard, Owned, observe, our_pods
 from isobatch_operator.cluster.pod_template import pod_template
-from isobatch_operator.observed import Observed
+from isobatch_operator.observed import Observed, Stopping
 from isobatch_operator.plan import Plan, Policy, PublishTable, StartReplica, StopReplica, plan
 from isobatch_operator.revision import Revision
 from isobatch_operator.rollout import Stage
@@ -124,7 +124,12 @@ def decide(
 def _look_again(step: Plan, observed: Observed, heard: Heard) -> float | None:
     is_moving = step.rollout.stage in (Stage.MOVING, Stage.ROLLING_BACK)
     is_heard = heard.acknowledged is None or heard.acknowledged >= step.table.version
-    if is_moving or step.rollout != observed.rollout or not is_heard:
+    is_draining = any(
+        replica.slot.ordinal >= step.wanted.get(replica.slot.pool, {}).get(replica.slot.revision, 0)
+        and not isinstance(replica.state, Stopping)
+        for replica in observed.replicas
+    )
+    if is_moving or is_draining or step.rollout != observed.rollout or not is_heard:
         return _SOON_SECONDS
     is_quiet = step.status.is_ready and not step.actions
     return None if is_quiet else _LATER_SECONDS

@@ -8,7 +8,10 @@ from typing import assert_never
 import httpx
 import structlog
 from isobatch_contracts.routing_table import RoutingTable
+from isobatch_contracts.steering import Rollout
 
+from isobatch_operator.analysis import Verdict, Window, judged
+from isobatch_operator.exposition import Report
 from isobatch_operator.local.directory import StateDirectory
 from isobatch_operator.local.member import Member
 from isobatch_operator.local.observe import probe_worker
@@ -75,6 +78,7 @@ class Fleet:
         self._published_at = 0.0
         self._rollout = RolloutState()
         self._revisions: Mapping[str, Revision] = {}
+        self._window = Window()
 
     @property
     def members(self) -> dict[Slot, Member]:
@@ -94,13 +98,26 @@ class Fleet:
         """Keep what the next plan is to be given back."""
         self._rollout, self._revisions = step.rollout, step.revisions
 
+    def judge(self, rollout: Rollout, report: Report | None) -> Verdict:
+        """What the gates say, by what the gateway says it counted."""
+        model = "" if self._table is None else self._table.model
+        reports = {"gateway": report}
+        self._window, verdict = judged(self._window, rollout, self._rollout, reports, model)
+        return verdict
+
     def observe(
-        self, now: float, *, acknowledged: int | None = None, verb: Verb | None = None
+        self,
+        now: float,
+        *,
+        acknowledged: int | None = None,
+        verb: Verb | None = None,
+        verdict: Verdict | None = None,
     ) -> Observed:
         """What is there. Workers that ended leave their slot, and a failure if nobody asked.
 
-        `acknowledged` and `verb` come from the gateway and from a person.
+        `acknowledged` and `verdict` come from the gateway, `verb` from a person.
         """
+        verdict = verdict or Verdict()
         for slot, place in list(self._places.items()):
             failure = place.member.observe(now)
             if failure is not None:
@@ -116,6 +133,8 @@ class Fleet:
             published_at=self._published_at,
             acknowledged=acknowledged,
             verb=verb,
+            outcome=verdict.outcome,
+            outcome_message=verdict.message,
         )
 
     def apply(self, action: Action, now: float) -> None:

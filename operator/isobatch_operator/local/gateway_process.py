@@ -4,6 +4,7 @@ import httpx
 import structlog
 
 from isobatch_operator.backoff import restart_at
+from isobatch_operator.exposition import Report
 from isobatch_operator.local.fleet import Settings
 from isobatch_operator.local.member import Member
 from isobatch_operator.local.observe import probe_gateway
@@ -25,13 +26,19 @@ class GatewayProcess:
         """No process yet."""
         self.url = base_url(at.host, at.port)
         self.member: Member | None = None
-        self.acknowledged: int | None = None
+        self.report: Report | None = None
         self._settings = settings
         self._client = client
         self._at = at
         self._backoff = settings.timings.policy.backoff
         self._failures: tuple[Failure, ...] = ()
         self._log = structlog.get_logger("isobatch.up")
+
+    @property
+    def acknowledged(self) -> int | None:
+        """The version of the one table that it says it serves."""
+        versions = {} if self.report is None else self.report.versions
+        return max(versions.values(), default=None)
 
     @property
     def is_gone(self) -> bool:
@@ -80,7 +87,7 @@ class GatewayProcess:
             self._fail(failure)
         if member.is_gone:
             self.member = None
-            self.acknowledged = None
+            self.report = None
 
     def _start(self, now: float) -> None:
         directory = self._settings.directory
@@ -102,7 +109,7 @@ class GatewayProcess:
         self._log.info("start", process=GATEWAY, pid=self.member.child.pid, port=self._at.port)
 
     async def _ask(self) -> Probe:
-        probe, self.acknowledged = await probe_gateway(self._client, self.url)
+        probe, self.report = await probe_gateway(self._client, self.url)
         return probe
 
     def _fail(self, failure: Failure) -> None:

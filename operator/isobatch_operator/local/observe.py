@@ -8,10 +8,10 @@ from isobatch_contracts.numerics import NUMERICS_PATH, Certified, NotCertified
 from isobatch_contracts.tiers import PoolName
 from pydantic import TypeAdapter, ValidationError
 
+from isobatch_operator.exposition import Report, read_report
 from isobatch_operator.readiness import Answers, NotYet, Probe, Refuses, Silent
 
 _LOAD = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
-_TABLE_VERSION = re.compile(r"^isobatch_gateway_table_version(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _NUMERICS: TypeAdapter[Certified | NotCertified] = TypeAdapter(Certified | NotCertified)
 
 
@@ -64,8 +64,8 @@ def judge_numerics(status: int, body: bytes, digest: Digest | None) -> Answers |
             return Refuses(said.reason)
 
 
-async def probe_gateway(client: httpx.AsyncClient, url: str) -> tuple[Probe, int | None]:
-    """Whether the gateway is ready, and the version of the table it says it serves."""
+async def probe_gateway(client: httpx.AsyncClient, url: str) -> tuple[Probe, Report | None]:
+    """Whether the gateway is ready, and what it says of its tables and of what it counted."""
     try:
         ready = await client.get(f"{url}/readyz")
         if ready.status_code != 200:
@@ -73,8 +73,7 @@ async def probe_gateway(client: httpx.AsyncClient, url: str) -> tuple[Probe, int
         metrics = await client.get(f"{url}/metrics")
     except httpx.HTTPError as exc:
         return Silent(f"no answer ({type(exc).__name__})"), None
-    versions = _samples(_TABLE_VERSION, metrics)
-    return Answers(), int(max(versions)) if versions else None
+    return Answers(), read_report(metrics.text) if metrics.status_code == 200 else None
 
 
 def _model_ids(response: httpx.Response) -> list[str]:

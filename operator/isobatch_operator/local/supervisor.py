@@ -81,7 +81,10 @@ class Supervisor:
 
     def _step(self, fleet: Fleet, gateway: GatewayProcess) -> None:
         now = time.time()
-        seen = fleet.observe(now, acknowledged=gateway.acknowledged, verb=self._verb())
+        verdict = fleet.judge(self._service.spec.rollout, gateway.report)
+        seen = fleet.observe(
+            now, acknowledged=gateway.acknowledged, verb=self._verb(), verdict=verdict
+        )
         step = plan(self._service, seen, now, self._settings.timings.policy)
         for action in step.actions:
             fleet.apply(action, now)
