@@ -61,7 +61,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         for name, value in figures.items():
             terminalreporter.line(f"{name}: {value}")
     seconds = {r.nodeid: round(r.duration, 1) for r in passed if "tests/e2e" in r.nodeid}
-    if config.getoption("--full") and seconds:
+    is_whole = not config.option.keyword and {Path(a).name for a in config.args} <= {"tests", "e2e"}
+    if config.getoption("--full") and seconds and is_whole:
         counts = {k: len(v) for k, v in terminalreporter.stats.items() if k in OUTCOMES}
         kept = {"machine": describe(), "outcomes": counts, "figures": figures, "seconds": seconds}
         (RESULTS / "full.json").write_text(json.dumps(kept, indent=1) + "\n")

@@ -89,6 +89,13 @@ def seed_of(body: Body, seeding: Seeding, path: str) -> int | Refusal:
             f"seed must be an integer of 64 bits, got {_kind(given)}; "
             "leave it out to have one drawn.",
         )
+    count = body.document.get("n")
+    if given < 0 and isinstance(count, int) and given + count > _NO_SEED:
+        return _bad(
+            "seed",
+            f"seed {given} with n {count} reaches {_NO_SEED}, which vLLM reads as no seed; its "
+            "choices have the seeds that follow. Give one of 0 or more.",
+        )
     return given
 
 

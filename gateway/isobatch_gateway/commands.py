@@ -140,6 +140,10 @@ def _create(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    if not arguments.file.exists():
+        raise SettingsInvalid(
+            f"there is no keys file {arguments.file}; `isobatch key create` makes one"
+        )
     known = _read(arguments.file).keys
     if arguments.output == "json":
         shown = [k.model_dump(mode="json", exclude={"hash"}, exclude_none=True) for k in known]

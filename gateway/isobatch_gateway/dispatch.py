@@ -32,7 +32,7 @@ from isobatch_gateway.upstream.control import ask
 from isobatch_gateway.upstream.message import request_bytes
 from isobatch_gateway.upstream.pool import ConnectionPool, Pools
 
-_MOST_REPLICAS = 3  # tried for one request
+_MOST_REPLICAS = 2  # tried for one request: what ended one may be the request itself
 _NOT_IMPLEMENTED = 501  # vLLM's word for a request that this model cannot serve: not a failure
 
 

@@ -61,18 +61,24 @@ def admitted(body: bytes, fingerprint: str | None) -> Certified | None:
 
 
 class Watcher:
-    """Watches one replica until it is cancelled."""
+    """Watches one replica until it is cancelled, or retired and no request is left there."""
 
     def __init__(self, replica: Replica, client: httpx.AsyncClient, settings: Settings) -> None:
         self._replica = replica
         self._client = client
         self._settings = settings
         self._log = structlog.get_logger().bind(replica=replica.served_by, model=replica.model)
+        self._is_retired = False
+
+    def retire(self) -> None:
+        """No table names it any more; who waits there must still not wait for ever."""
+        self._is_retired = True
+        self._replica.doubt.set()
 
     async def run(self) -> None:
         """Check, wait a little, check again."""
         replica = self._replica
-        while True:
+        while not (self._is_retired and replica.in_flight == 0):
             is_doubted = replica.doubt.is_set()
             replica.doubt.clear()
             was = replica.is_eligible

@@ -56,7 +56,8 @@ class Runtime:
         self.is_draining = False
         self.receipts = None if settings.receipts is None else Keeper(settings.receipts, self.pools)
         self._salts: dict[str, str] = {}
-        self._watchers: dict[ReplicaId, asyncio.Task[None]] = {}
+        self._watchers: dict[ReplicaId, Watcher] = {}
+        self._watching: set[asyncio.Task[None]] = set()
         self._client = httpx.AsyncClient(transport=PoolTransport(self.pools), trust_env=False)
 
     @property
@@ -85,7 +86,7 @@ class Runtime:
         try:
             yield
         finally:
-            tasks = [*jobs, *self._watchers.values()]
+            tasks = [*jobs, *self._watching]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -119,8 +120,10 @@ class Runtime:
         for replica in went:
             self._forget(replica)
         for replica in came:
-            watcher = Watcher(replica, self._client, self.settings)
-            self._watchers[replica.id] = asyncio.create_task(watcher.run())
+            watcher = self._watchers[replica.id] = Watcher(replica, self._client, self.settings)
+            task = asyncio.create_task(watcher.run())
+            self._watching.add(task)
+            task.add_done_callback(self._watching.discard)
 
     def end_all(self) -> None:
         """The drain deadline: what is still open gets its error and ends."""
@@ -128,7 +131,7 @@ class Runtime:
             work.end(DrainDeadline("the gateway is stopping"))
 
     def _forget(self, replica: Replica) -> None:
-        self._watchers.pop(replica.id).cancel()
+        self._watchers.pop(replica.id).retire()
         # Its open answers go on; a replica of another table may share the address.
         if all(other.id.url != replica.id.url for other in self.fleet.replicas()):
             self.pools.drop(replica.id.url)

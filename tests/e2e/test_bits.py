@@ -187,6 +187,23 @@ def test_what_a_request_may_ask_of_the_sampler_keeps_the_bits_too(service: Any) 
     assert got == dict(zip(SETTINGS, wanted, strict=True))
 
 
+def test_each_of_several_choices_keeps_its_bits(service: Any) -> None:
+    body = {**body_of("Once", sampled=True), "max_tokens": 16, "seed": -9, "n": 4}
+
+    async def choices() -> list[Any]:
+        async with strict_client(service.url) as client:
+            noise = [asyncio.create_task(ask(client, body_of("x", sampled=True))) for _ in range(3)]
+            answer = await client.post("/v1/completions", json=body, timeout=600)
+            await asyncio.gather(*noise)
+        found = sorted(answer.json()["choices"], key=lambda choice: choice["index"])
+        return [(c["token_ids"], c["logprobs"]["token_logprobs"]) for c in found]
+
+    first, again = asyncio.run(choices()), asyncio.run(choices())
+
+    assert first == again
+    assert len({tuple(ids) for ids, _ in first}) == 4
+
+
 def test_a_seed_is_what_decides_a_sampled_answer(service: Any) -> None:
     async def answers() -> list[Answer]:
         async with strict_client(service.url) as client:

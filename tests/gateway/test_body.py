@@ -103,6 +103,19 @@ def test_a_seed_that_is_no_64_bit_integer_is_refused(seed: object) -> None:
     assert (got.kind.status, got.kind.code) == (400, "seed")
 
 
+@pytest.mark.parametrize(("seed", "count"), [(-2, 2), (-3, 3), (-8, 64)])
+def test_a_seed_whose_choices_reach_vllm_s_word_for_none_is_refused(seed: int, count: int) -> None:
+    got = seed_of(read({"seed": seed, "n": count}), SEEDING, CHAT)
+
+    assert isinstance(got, Refusal)
+    assert (got.kind.status, got.kind.code) == (400, "seed")
+
+
+@pytest.mark.parametrize(("seed", "count"), [(-2, 1), (-3, 2), (0, 8), (5, 8), (-9, 8)])
+def test_a_seed_whose_choices_all_have_one_is_kept(seed: int, count: int) -> None:
+    assert seed_of(read({"seed": seed, "n": count}), SEEDING, CHAT) == seed
+
+
 @pytest.mark.parametrize("document", [{}, {"seed": None}, {"seed": -1}])
 def test_a_seed_is_drawn_where_vllm_would_have_none(document: dict[str, Any]) -> None:
     assert seed_of(read(document), SEEDING, CHAT) == 1234

@@ -244,6 +244,13 @@ def test_help_has_an_example(command: object, capsys: pytest.CaptureFixture[str]
     assert "example:" in capsys.readouterr().out
 
 
+def test_a_keys_file_that_is_not_there_is_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert commands.key(["list", "--file", str(tmp_path / "none.json")]) == 1
+    assert "no keys file" in capsys.readouterr().err
+
+
 def test_a_key_is_made_listed_and_revoked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

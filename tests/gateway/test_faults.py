@@ -279,6 +279,25 @@ async def test_a_single_replica_that_never_answers_is_a_504(stage: Stage) -> Non
     assert (got.status_code, got.json()["error"]["code"]) == (504, "upstream_timeout")
 
 
+async def test_a_request_at_a_silent_replica_ends_although_no_table_names_it_any_more(
+    stage: Stage,
+) -> None:
+    bad, good = await stage.worker(name="bad"), await stage.worker(name="good")
+    bad.reply = bad.probe = hang
+    gateway = await stage.gateway(
+        stage.table(bad), timeouts=replace(QUICK, suspect=0.2, probe=0.2, first_byte=60)
+    )
+    await until(lambda: gateway.ready() == 1)
+    waiting = asyncio.create_task(gateway.chat())
+    await until(lambda: bad.running)
+
+    stage.write(stage.table(good), "table0.json")
+
+    async with asyncio.timeout(10):
+        assert (await waiting).status_code == 200
+    assert len(good.seen) == 1
+
+
 async def test_a_long_unstreamed_answer_is_not_suspected_while_the_engine_works(
     stage: Stage,
 ) -> None:
