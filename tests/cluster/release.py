@@ -31,11 +31,16 @@ def values(worker_command: list[str]) -> dict[str, Any]:
     worker = {
         "name": "worker",
         "command": worker_command,
-        "env": [*pods.variables(), _PATH],
+        # The cache stays the operator's own: it can be written to.
+        "env": [*(v for v in pods.variables() if v["name"] != "ISOBATCH_CACHE_DIR"), _PATH],
         "imagePullPolicy": "Never",
         "startupProbe": fast,
         "readinessProbe": fast,
-        "volumeMounts": [one for one in pods.mounts() if one["name"] != "tmp"],
+        "volumeMounts": [
+            one | ({"mountPath": "/cache/models"} if one["name"] == "models" else {})
+            for one in pods.mounts()
+            if one["name"] != "tmp"
+        ],
     }
     template = {
         "spec": {
