@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 from fastapi import Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from isobatch_contracts import errors
 from isobatch_contracts import headers as names
 from starlette.exceptions import HTTPException
@@ -17,7 +18,8 @@ from isobatch_gateway import asked as asking
 from isobatch_gateway.openapi import PROXIED, describe
 from isobatch_gateway.orders import Principal
 from isobatch_gateway.proxy import BAD_KEY, Proxy, principal_of
-from isobatch_gateway.refusals import Refusal, error_body, error_headers
+from isobatch_gateway.receipts.routes import add_receipts
+from isobatch_gateway.refusals import Refusal, Refused, error_body, error_headers
 from isobatch_gateway.runtime import Runtime
 from isobatch_gateway.views import Health, ModelList, ServiceList, models_view, services_view
 
@@ -27,13 +29,6 @@ OpenAI's API in front of two pools: **strict**, whose bits do not depend on the 
 **throughput**, stock vLLM. A request declares its tier in the header `X-Consistency-Tier`, the body
 field `consistency_tier` or the model's suffix (`name:strict`).
 """
-
-
-class Refused(Exception):
-    """Carries a refusal out of a FastAPI dependency."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        self.refusal = refusal
 
 
 class GatewayApp(FastAPI):
@@ -99,9 +94,12 @@ def create_app(runtime: Runtime) -> GatewayApp:
         # Never reached by POST; it gives other methods their 405.
         app.router.routes.append(Route(path, app.proxy, methods=["POST"]))
     _add_operations(app, runtime)
-    _add_lists(app, runtime)
+    known = _caller(runtime)
+    _add_lists(app, runtime, known)
+    add_receipts(app, runtime, known)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Refused, _on_refused)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
     return app
 
 
@@ -131,15 +129,19 @@ def _add_operations(app: FastAPI, runtime: Runtime) -> None:
         return Response(text, media_type=_METRICS_TYPE)
 
 
-def _add_lists(app: FastAPI, runtime: Runtime) -> None:
+def _caller(runtime: Runtime) -> Any:
+    """Who asks, as a dependency of our own routes."""
+
     def caller(request: Request) -> Principal:
         principal = principal_of(runtime, request.headers.get("authorization"))
         if principal is None:
             raise Refused(BAD_KEY)
         return principal
 
-    known = Depends(caller)
+    return Depends(caller)
 
+
+def _add_lists(app: FastAPI, runtime: Runtime, known: Any) -> None:
     @app.get("/v1/models", tags=["models"])
     async def models(principal: Principal = known) -> ModelList:
         """The models that this key may use."""
@@ -164,6 +166,15 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     return Response(
         body, kind.status, headers=dict(error.headers or {}), media_type="application/json"
     )
+
+
+async def _on_invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problem = error.errors()[0]
+    field = str(problem["loc"][-1])
+    message = f"{field} is wrong: {problem['msg']}. See /docs for what is expected."
+    body = error_body(Refusal(errors.invalid_request(field), message, param=field))
+    return Response(body, 400, media_type="application/json")
 
 
 async def _on_refused(_: Request, error: Exception) -> Response:

@@ -14,6 +14,7 @@ from isobatch_gateway.eager import Done, Rest, begin
 from isobatch_gateway.errors import ClientGone
 from isobatch_gateway.interrupt import Interruptible
 from isobatch_gateway.metrics import Labels
+from isobatch_gateway.receipts.request import RequestReceipt
 from isobatch_gateway.refusals import Headers, Refusal, error_body, error_headers
 from isobatch_gateway.settings import Bounds, Timeouts
 
@@ -52,6 +53,7 @@ class Record:
     queued: float = 0.0  # seconds
     upstream_wait: float = 0.0  # seconds until a replica's answer began
     first_byte: float | None = None  # seconds
+    receipt: RequestReceipt | None = None
     overhead: float | None = None  # seconds of it that were ours
     bytes_in: int = 0
     bytes_out: int = 0

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import json
 import os
+import re
 import resource
 import socket
 import sys
@@ -13,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import uvloop
+from isobatch_cli.state_folder import state_root
 from isobatch_contracts.fields import duration_seconds
 from isobatch_contracts.resource import TierLimits
 from isobatch_contracts.tiers import Tier
@@ -22,9 +24,10 @@ from isobatch_gateway import keys, logs
 from isobatch_gateway.app import create_app
 from isobatch_gateway.errors import SettingsInvalid
 from isobatch_gateway.keys import Key, KeyFile
+from isobatch_gateway.receipts.keeper import keys_beside
 from isobatch_gateway.runtime import Runtime
 from isobatch_gateway.server import SIGNALS, Stopping, listen, server_for
-from isobatch_gateway.settings import Bounds, Settings, Timeouts
+from isobatch_gateway.settings import Bounds, ReceiptSettings, Settings, Timeouts
 
 _GATEWAY_EXAMPLE = """\
 example:
@@ -197,6 +200,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         namespaces=tuple(sorted({n.strip() for n in watched.split(",") if n.strip()})),
         keys=arguments.keys,
         secret=arguments.secret,
+        receipts=_receipts(arguments),
         host=arguments.host,
         port=arguments.port,
         drain_delay=arguments.drain_delay,
@@ -206,6 +210,20 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         timeouts=Timeouts(**{name: given[f"{name}_timeout"] for name in _TIMEOUT_HELP}),
         bounds=Bounds(**{name: given[f"max_{name}"] for name in _BOUND_HELP}),
     )
+
+
+def _receipts(arguments: argparse.Namespace) -> ReceiptSettings | None:
+    if not arguments.keeps_receipts:
+        return None
+    ledger = arguments.receipts or str(state_root(os.environ) / "gateway" / "receipts.db")
+    keys = arguments.receipt_keys
+    if keys is None and "://" in ledger:
+        raise SettingsInvalid(
+            "--receipts names a database: give --receipt-keys too, the folder of its keys, which "
+            "all gateways of the database share"
+        )
+    chain = arguments.receipt_chain or f"{socket.gethostname()[:50]}-{arguments.port}"
+    return ReceiptSettings(ledger, keys or keys_beside(Path(ledger)), chain)
 
 
 def _gateway_parser() -> argparse.ArgumentParser:
@@ -232,6 +250,7 @@ def _gateway_parser() -> argparse.ArgumentParser:
         type=Path,
         help="file of the secret behind cache salts and seeds; made if absent",
     )
+    _add_receipts(parser)
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     add("--port", type=int, default=8080, help="port, 0 for any (default %(default)s)")
     add("--log-level", choices=logs.LEVEL_NAMES, default="info", help="default %(default)s")
@@ -249,6 +268,35 @@ def _gateway_parser() -> argparse.ArgumentParser:
         text = f"{_BOUND_HELP[field.name]} (default {field.default})"
         sizes.add_argument(flag, type=_positive, default=field.default, help=text, metavar="N")
     return parser
+
+
+def _add_receipts(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("receipts").add_argument
+    add(
+        "--receipts",
+        metavar="FILE|URL",
+        help="the ledger: a file of SQLite, or postgresql://… where there are several gateways "
+        "(default: gateway/receipts.db in the state folder)",
+    )
+    add(
+        "--receipt-keys",
+        type=Path,
+        metavar="DIR",
+        help="folder of the keys that sign, encrypt and make digests; made if absent "
+        "(default: beside the file, FILE.keys)",
+    )
+    add(
+        "--receipt-chain",
+        type=_chain,
+        metavar="NAME",
+        help="this gateway's chain of records, and no other's (default: host's name and port)",
+    )
+    add(
+        "--no-receipts",
+        dest="keeps_receipts",
+        action="store_false",
+        help="keep none: strict and verified are then answered without",
+    )
 
 
 def _key_parser() -> argparse.ArgumentParser:
@@ -302,6 +350,12 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no time; write 500ms, 30s or 10m")
     return seconds
+
+
+def _chain(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,63}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name: 1 to 63 letters, digits and ._-")
+    return text
 
 
 def _positive(text: str) -> int:

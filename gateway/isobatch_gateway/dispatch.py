@@ -21,7 +21,7 @@ from isobatch_gateway.errors import (
     UpstreamError,
 )
 from isobatch_gateway.fleet import Replica, ReplicaId, Service
-from isobatch_gateway.health import is_admitted
+from isobatch_gateway.health import admitted
 from isobatch_gateway.orders import Order
 from isobatch_gateway.refusals import Refusal
 from isobatch_gateway.relay import Opening, Relay
@@ -116,10 +116,12 @@ class Attempt:
                 if kept is not None:
                     continue
                 raise
-            if answer.status != 200 or not is_admitted(answer.body, wanted):
+            certified = admitted(answer.body, wanted) if answer.status == 200 else None
+            if certified is None:
                 connection.close()
                 self.replica.is_ready = False
                 raise BadAnswer("the worker is not the certified one of the table")
+            self.replica.certified = certified
             # It is back in the pool by now, the first to be taken.
             connection.verified = wanted
             is_fresh = False

@@ -9,6 +9,10 @@ class SettingsInvalid(GatewayError):
     """A setting, file or address that the gateway cannot start with; the message says why."""
 
 
+class LedgerUnavailable(GatewayError):
+    """A record of the receipt ledger is not durable; the message says why."""
+
+
 class UpstreamError(GatewayError):
     """A replica did not answer as it should. The message is for the log, never for a client."""
 

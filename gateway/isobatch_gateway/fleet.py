@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from isobatch_contracts.numerics import Certified
 from isobatch_contracts.routing_table import RoutingTable
 from isobatch_contracts.tiers import PoolName, Tier
 
@@ -43,6 +44,7 @@ class Replica:
         self.id = identity
         self.model = model
         self.is_ready = False
+        self.certified: Certified | None = None  # what a strict worker last said of its numerics
         self.figures = Figures()
         self.in_flight = 0
         self.state: breaker.State = breaker.Closed()
@@ -102,6 +104,12 @@ class Service:
     replicas: dict[ReplicaId, Replica] = field(default_factory=dict)
     gates: dict[Tier, Gate] = field(default_factory=lambda: {tier: Gate() for tier in Tier})
     loaded: int = 0  # when the service was first seen, in Unix seconds
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Tokens of the largest model that a strict replica has told of; None if none has."""
+        told = (replica.certified for replica in self.replicas.values())
+        return max((c.vocabulary for c in told if c is not None and c.vocabulary), default=None)
 
     def candidates(self, tried: Iterable[ReplicaId]) -> tuple[Candidate, ...]:
         """The replicas that may serve now, `tried` ones excepted."""

@@ -51,12 +51,13 @@ def is_suspect(oldest_wait: float | None, last_heard: float, now: float, limit: 
     return oldest_wait is not None and now - max(oldest_wait, last_heard) > limit
 
 
-def is_admitted(body: bytes, fingerprint: str | None) -> bool:
-    """Whether a worker's numerics say what the table admits; anything else fails closed."""
+def admitted(body: bytes, fingerprint: str | None) -> Certified | None:
+    """A worker's numerics if they are what the table admits; anything else fails closed."""
     try:
-        return Certified.model_validate_json(body).fingerprint == fingerprint
+        certified = Certified.model_validate_json(body)
     except ValidationError:
-        return False
+        return None
+    return certified if certified.fingerprint == fingerprint else None
 
 
 class Watcher:
@@ -128,8 +129,9 @@ class Watcher:
                 return
             replica.unanswered = 0
             is_good = answer.status_code == 200
-            if path == NUMERICS_PATH:
-                is_good = is_good and is_admitted(answer.content, replica.id.fingerprint)
+            if is_good and path == NUMERICS_PATH:
+                replica.certified = admitted(answer.content, replica.id.fingerprint)
+                is_good = replica.certified is not None
             if not is_good:
                 replica.is_ready = False
                 return

@@ -55,6 +55,9 @@ _STATUSES = {
 def describe(document: dict[str, Any], *, has_keys: bool) -> dict[str, Any]:
     """Add the proxied paths and the error schema to FastAPI's `document`."""
     document.setdefault("components", {}).setdefault("schemas", {})["Error"] = ERROR_SCHEMA
+    for item in document["paths"].values():
+        for operation in item.values():
+            operation["responses"].pop("422", None)  # FastAPI's; ours is a 400 like any other
     for path, (summary, fields) in _SUMMARIES.items():
         document["paths"][path] = {"post": _operation(path, summary, fields)}
     if has_keys:

@@ -71,6 +71,7 @@ class Order(NamedTuple):
     seed: int | None
     idempotency_key: str | None
     digest: bytes | None
+    body: Body
 
 
 def find_model(body: Body, models: Mapping[str, object], principal: Principal) -> str | Refusal:
@@ -143,6 +144,7 @@ def make_order(
         seed=seed,
         idempotency_key=asked.idempotency_key,
         digest=request_digest(path, body) if has_key else None,
+        body=body,
     )
 
 

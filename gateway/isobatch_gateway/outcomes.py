@@ -8,6 +8,7 @@ from isobatch_gateway.errors import (
     FirstByteTimedOut,
     IdleTimedOut,
     Interrupted,
+    LedgerUnavailable,
     ReplicaSilent,
     TotalTimedOut,
     UpstreamError,
@@ -90,9 +91,21 @@ def failed(tier: Tier, error: UpstreamError) -> Refusal:
             )
 
 
-def cut_off(error: UpstreamError | Interrupted) -> Refusal:
+def unrecorded() -> Refusal:
+    """A strict answer without a durable receipt is none."""
+    return Refusal(
+        errors.STRICT_UNAVAILABLE,
+        "The receipt of this request could not be written, and strict answers are not given "
+        "without one. Try again, or declare standard; the gateway's log says what is wrong.",
+        retry_after=_SOON,
+    )
+
+
+def cut_off(error: UpstreamError | Interrupted | LedgerUnavailable) -> Refusal:
     """The answer had begun and will not be completed: the text of the stream's error frame."""
     match error:
+        case LedgerUnavailable():
+            return unrecorded()
         case DrainDeadline():
             return Refusal(
                 errors.POOL_UNAVAILABLE,

@@ -1,6 +1,7 @@
 """Performs: the life of a proxied request, from its headers to the end of its answer."""
 
 import asyncio
+import contextlib
 import random
 import time
 
@@ -19,6 +20,7 @@ from isobatch_gateway.errors import (
     ClientGone,
     ClientStalled,
     Interrupted,
+    LedgerUnavailable,
     TotalTimedOut,
     UpstreamError,
 )
@@ -35,9 +37,12 @@ from isobatch_gateway.orders import (
     make_order,
     tier_of,
 )
+from isobatch_gateway.receipts.request import RequestReceipt
+from isobatch_gateway.receipts.taking import Reading, take_receipt
 from isobatch_gateway.refusals import Headers, Refusal, error_frame
-from isobatch_gateway.relay import Opening
+from isobatch_gateway.relay import Opening, Relay, Writer
 from isobatch_gateway.runtime import Runtime
+from isobatch_gateway.token_ids import out_of_vocabulary
 from isobatch_gateway.upstream.message import passed_on
 
 _CLIENT_LEFT = 499  # nginx's number for it; nobody sees it but logs and metrics
@@ -70,7 +75,7 @@ class Proxy:
             with work:
                 refusal = await self._serve(client, work, picked, own_id)
                 if refusal is not None:
-                    await client.refuse(refusal)
+                    await self._refuse(client, refusal)
         except Interrupted as exc:
             await self._interrupted(client, exc)
         except Exception:  # noqa: BLE001  # the last resort: a bug must not look like a closed socket
@@ -79,6 +84,9 @@ class Proxy:
             clock.cancel()
             client.stop_watching()
             self._runtime.open.discard(work)
+            if record.receipt is not None:
+                left = record.status == _CLIENT_LEFT
+                record.receipt.leave(record.status, record.outcome, is_aborted=left)
             self._account(record)
 
     async def _serve(
@@ -99,9 +107,19 @@ class Proxy:
             return raw
         client.end_when_gone(work)
         made = self._order(record, asked, raw, principal)
+        if runtime.receipts is not None:
+            reading = Reading(record, asked, raw, made)
+            record.receipt = take_receipt(runtime.receipts, reading, runtime.fleet, principal)
         if isinstance(made, Refusal):
             return made
         service, order = made
+        if record.receipt is not None:
+            record.receipt.worker_id = own_id
+            if runtime.receipts is not None and runtime.receipts.is_failing:
+                # Not after the work: the answer could not be given.
+                unrecorded = await self._opened(record)
+                if unrecorded is not None:
+                    return unrecorded
         ticket = Ticket(order.pools)
         with ticket.held():
             waiting_since = time.perf_counter()
@@ -133,6 +151,9 @@ class Proxy:
         chance = Chance(random.random(), random.randrange(SEED_RANGE))  # noqa: S311
         salt = runtime.salt(principal.tenant)
         context = Context(principal, salt, service.table, runtime.secret, chance)
+        foreign = out_of_vocabulary(body.document, service.vocabulary)
+        if foreign is not None:
+            return foreign
         order = make_order(record.path, asked, body, tier, context)
         if isinstance(order, Order) and self._is_reused(order):
             return Refusal(
@@ -175,15 +196,34 @@ class Proxy:
             refusal = None
             if opening.status >= 400 and opening.is_whole and not opening.is_stream:
                 refusal = outcomes.put_in_shape(order.path, opening.status, attempt.relay.held)
+            if record.receipt is not None:
+                record.receipt.replica = attempt.replica
+                if refusal is None:
+                    refusal = await self._opened(record)
             if refusal is None:
-                await self._pass(client, attempt, opening, order)
+                refusal = await self._pass(client, attempt, opening, order)
         finally:
             attempt.close()
         return refusal
 
-    async def _pass(self, client: Client, attempt: Attempt, opening: Opening, order: Order) -> None:
+    async def _opened(self, record: Record) -> Refusal | None:
+        """Wait for the receipt's first record. Without one strict is refused; standard goes on."""
+        if record.receipt is None:
+            return None
+        try:
+            await record.receipt.opened()
+        except LedgerUnavailable:
+            if record.receipt.tier.is_bitwise:
+                return outcomes.unrecorded()
+            receipt, record.receipt = record.receipt, None
+            receipt.leave(0, "unrecorded", is_aborted=False)
+        return None
+
+    async def _pass(
+        self, client: Client, attempt: Attempt, opening: Opening, order: Order
+    ) -> Refusal | None:
+        """Pass the answer on; a refusal if nothing was sent yet and nothing may be."""
         headers = [*passed_on(opening.headers), *_own_headers(order, attempt)]
-        relay, timeouts = attempt.relay, self._runtime.settings.timeouts
         if opening.is_whole and not opening.is_stream:
             headers.append((b"content-length", b"%d" % opening.size))
         if opening.is_stream:
@@ -192,11 +232,11 @@ class Proxy:
             headers += _STREAM_HEADERS
         client.is_stream = opening.is_stream
         try:
-            await client.start(opening.status, headers)
-            self._note_first_byte(client.record)
-            if not opening.is_whole:
-                await relay.pass_on(client, timeouts.write)
-            await client.end(relay.take_held())
+            await self._send(client, attempt.relay, opening, headers)
+        except LedgerUnavailable as exc:
+            if not client.has_started:
+                return outcomes.unrecorded()
+            await self._cut_off(client, exc)
         except UpstreamError as exc:
             event = event_of(exc)
             if event is not None:
@@ -207,7 +247,36 @@ class Proxy:
             if opening.status < 300:
                 attempt.replica.note(Event.SUCCESS)
         finally:
-            client.record.bytes_out = relay.bytes_out
+            client.record.bytes_out = attempt.relay.bytes_out
+        return None
+
+    async def _send(self, client: Client, relay: Relay, opening: Opening, headers: Headers) -> None:
+        """Send an answer; where it has a receipt, its end once that is durable.
+
+        Raises `UpstreamError`, `ClientStalled` or `LedgerUnavailable`.
+        """
+        receipt, last = client.record.receipt, b""
+        writer: Writer = client
+        if receipt is not None:
+            headers.append((names.RECEIPT_ID.encode(), receipt.id.encode()))
+            writer = receipt.writer(client, is_stream=opening.is_stream)
+        if opening.is_whole:
+            last = await _end_of(relay, receipt, opening.status)
+        await client.start(opening.status, headers)
+        self._note_first_byte(client.record)
+        if not opening.is_whole:
+            await relay.pass_on(writer, self._runtime.settings.timeouts.write)
+            last = await _end_of(relay, receipt, opening.status)
+        await client.end(last)
+
+    async def _refuse(self, client: Client, refusal: Refusal) -> None:
+        """Answer with an error; if the request has a receipt, that comes first."""
+        receipt, headers = client.record.receipt, list[tuple[bytes, bytes]]()
+        if receipt is not None:
+            with contextlib.suppress(LedgerUnavailable):
+                await receipt.refused(refusal.kind.status, refusal.kind.code)
+                headers.append((names.RECEIPT_ID.encode(), receipt.id.encode()))
+        await client.refuse(refusal, headers)
 
     def _note_first_byte(self, record: Record) -> None:
         record.first_byte = time.perf_counter() - record.started
@@ -226,9 +295,11 @@ class Proxy:
         elif client.has_started:
             await self._cut_off(client, error)
         else:
-            await client.refuse(outcomes.too_late(record.tier, error))
+            await self._refuse(client, outcomes.too_late(record.tier, error))
 
-    async def _cut_off(self, client: Client, error: UpstreamError | Interrupted) -> None:
+    async def _cut_off(
+        self, client: Client, error: UpstreamError | Interrupted | LedgerUnavailable
+    ) -> None:
         """End an answer that has begun: a stream by an error frame, any other by its connection.
 
         Only whole events were sent, so that the frame stands on its own.
@@ -251,11 +322,12 @@ class Proxy:
             client.record.outcome = errors.INTERNAL_ERROR.code
             client.abort()
             return
-        await client.refuse(
+        await self._refuse(
+            client,
             Refusal(
                 errors.INTERNAL_ERROR,
                 f"The gateway failed; its log knows why under {client.record.request_id}.",
-            )
+            ),
         )
 
     def _account(self, record: Record) -> None:
@@ -290,6 +362,12 @@ def principal_of(runtime: Runtime, authorization: str | None) -> Principal | Non
     if runtime.keys is None:
         return Principal()
     return runtime.keys.principal(authorization)
+
+
+async def _end_of(relay: Relay, receipt: RequestReceipt | None, status: int) -> bytes:
+    """The end of the answer. Raises `LedgerUnavailable`."""
+    last = relay.take_held()
+    return last if receipt is None else await receipt.complete(last, status)
 
 
 def _upstream_head(asked: Asked, own_id: str) -> Headers:

@@ -23,6 +23,13 @@ class Refusal:
     closes: bool = False  # the connection is not fit for another request
 
 
+class Refused(Exception):
+    """Carries a refusal out of one of our own routes."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+
+
 def error_body(refusal: Refusal) -> bytes:
     """The JSON body of `refusal`."""
     kind = refusal.kind

@@ -32,8 +32,13 @@ _MOST_HELD = 256 * 1024  # bytes that wait for the client before the replica has
 class Writer(Protocol):
     """Where the chunks go: ASGI's `send`, and a shorter way that may decline."""
 
-    send: Send
-    write: Callable[[bytes], bool]
+    @property
+    def send(self) -> Send:
+        """ASGI's own."""
+
+    @property
+    def write(self) -> Callable[[bytes], bool]:
+        """Write a chunk at once and say True, or False if that cannot be done."""
 
 
 class Opening(NamedTuple):

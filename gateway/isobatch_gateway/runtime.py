@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import structlog
+from isobatch_contracts.fields import duration_seconds
 from isobatch_contracts.tiers import Tier
 
 from isobatch_gateway import identity, keys
@@ -22,6 +23,8 @@ from isobatch_gateway.interrupt import Interruptible
 from isobatch_gateway.limits import Gate
 from isobatch_gateway.metrics import Metrics
 from isobatch_gateway.orders import Principal
+from isobatch_gateway.receipts.keeper import Keeper
+from isobatch_gateway.receipts.ledger import Ledger
 from isobatch_gateway.settings import Settings
 from isobatch_gateway.table_source import Source, TableSource
 from isobatch_gateway.upstream.control import PoolTransport
@@ -51,6 +54,7 @@ class Runtime:
         self.key_gates: dict[tuple[str, Tier], Gate] = {}
         self.open: set[Interruptible] = set()
         self.is_draining = False
+        self.receipts = None if settings.receipts is None else Keeper(settings.receipts, self.pools)
         self._salts: dict[str, str] = {}
         self._watchers: dict[ReplicaId, asyncio.Task[None]] = {}
         self._client = httpx.AsyncClient(transport=PoolTransport(self.pools), trust_env=False)
@@ -72,6 +76,8 @@ class Runtime:
             structlog.get_logger().warning(
                 "no --secret file: salts and seeds of idempotency keys end with this process"
             )
+        if self.receipts is not None:
+            self.receipts.start()
         self.refresh()
         jobs = [asyncio.create_task(self._keep_fresh())]
         if self._cluster is not None:
@@ -83,8 +89,15 @@ class Runtime:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self.receipts is not None:
+                await self.receipts.stop()
             await self._client.aclose()
             self.pools.close()
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger, while there is one that can be written."""
+        return None if self.receipts is None else self.receipts.ledger
 
     def salt(self, tenant: str) -> str:
         """The tenant's cache salt; tenants are those of the keys file, so that they are few."""
@@ -99,6 +112,9 @@ class Runtime:
             self.keys.refresh()
         if not self.source.poll(asyncio.get_running_loop().time()):
             return
+        if self.receipts is not None:
+            kept = [duration_seconds(t.receipts.retention) for t in self.source.tables()]
+            self.receipts.retention = max(kept, default=float("inf"))
         came, went = self.fleet.apply(self.source.tables(), time.time())
         for replica in went:
             self._forget(replica)

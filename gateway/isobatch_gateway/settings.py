@@ -48,6 +48,18 @@ class Breaking:
 
 
 @dataclass(frozen=True, slots=True)
+class ReceiptSettings:
+    """Where receipts are kept. `ledger`: SQLite's file, or the URL of a PostgreSQL database.
+
+    `keys` is a folder with what signs, encrypts and makes digests; `chain` this gateway's own name.
+    """
+
+    ledger: str
+    keys: Path
+    chain: str
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that the gateway is told at start. Without `tables` it watches the cluster."""
 
@@ -55,6 +67,7 @@ class Settings:
     namespaces: tuple[str, ...] = ()  # that are watched; none: all
     keys: Path | None = None
     secret: Path | None = None
+    receipts: ReceiptSettings | None = None
     host: str = "127.0.0.1"
     port: int = 8080
     drain_delay: float = 0.0  # seconds that `readyz` fails before the listener closes

@@ -64,6 +64,16 @@ def resolve(declared: Declared, policy: Policy, tiers: Tiers, path: str) -> Tier
     return _permitted(tier, policy, tiers.allowed)
 
 
+def bits_asked(declared: Declared, policy: Policy, tiers: Tiers | None) -> Tier | None:
+    """The bitwise tier that a request without a tier had asked for, if any: it gets a receipt."""
+    said = (declared.header, declared.body, declared.suffix)
+    given = [value for value in said if value is not None]
+    if not given:
+        given = [policy.default or (tiers.default if tiers is not None else None)]
+    wanted = [tier for tier in (Tier.STRICT, Tier.VERIFIED) if tier in given]
+    return wanted[0] if wanted else None
+
+
 def _declarations(declared: Declared) -> dict[str, Tier] | Refusal:
     found: dict[str, Tier] = {}
     if declared.header is not None:

@@ -244,14 +244,16 @@ class AttentionLauncher:
         admitted: tuple[AttentionSchedule, ...],
         workspace: Workspace,
         multiprocessors: int,
+        block_size: int,
     ) -> None:
-        """`admitted` are the schedules that certification let pass, in order of preference."""
+        """`admitted`: what certification let pass over blocks of `block_size`, best first."""
         floats, tickets = workspace.floats, workspace.tickets
         if (floats.dtype, tickets.dtype) != (torch.float32, torch.int32):
             raise ValueError(f"workspace is of {floats.dtype} and {tickets.dtype}")
         self.shape = shape
         self.tree = tree_of(shape)
         self.reference_only = False
+        self._block_size = block_size
         self._workspace = workspace
         self._chooser = Chooser(
             shape,
@@ -268,6 +270,11 @@ class AttentionLauncher:
         Raises `ValueError`, before any launch, for a batch that the kernels do not take.
         """
         check_batch(self.shape, batch)
+        if batch.block_size != self._block_size:
+            raise ValueError(
+                f"the cache has blocks of {batch.block_size} slots; "
+                f"certified are {self._block_size}"
+            )
         tokens = batch.query.shape[0]
         if tokens == 0:
             return

@@ -19,6 +19,7 @@ SUMMARIES = {
     "certify": "prove which schedules keep the strict pool's bits here, and keep the plan",
     "numerics": "say what a numerics fingerprint stands for",
     "key": "create, list and revoke API keys of the gateway",
+    "receipt": "show, verify, export and replay receipts of what was answered",
 }
 
 EXAMPLE = """\

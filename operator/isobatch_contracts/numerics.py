@@ -32,6 +32,7 @@ class Certified(Document):
     device: str
     versions: dict[str, str]
     operators: tuple[OperatorSummary, ...]
+    vocabulary: int | None = None  # tokens that the model has an id for
     from_cache: bool
     certification_seconds: float
 

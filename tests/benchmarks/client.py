@@ -44,6 +44,7 @@ class Tally:
     lost: int = 0
     late: int = 0
     first_byte_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    answer_ns: "array[int]" = field(default_factory=lambda: array("q"))
     delays_ns: "array[int]" = field(default_factory=lambda: array("q"))
     is_window_open: bool = False
     first_problem: str | None = None
@@ -118,6 +119,8 @@ class Connection(asyncio.Protocol):
         self.is_busy = False
         if self._received == self._expected:
             self._tally.ok += self._is_measured
+            if self._is_measured:
+                self._tally.answer_ns.append(wire.clock_ns() - self._sent_ns)
         else:
             self._tally.lost += self._is_measured
             self._tally.problem(f"{self._received} chunks of {self._expected}")
@@ -219,6 +222,7 @@ def _outcome(
         lost=tally.lost,
         late=tally.late,
         first_byte_ms=percentiles([ns / 1e6 for ns in tally.first_byte_ns]),
+        answer_ms=percentiles([ns / 1e6 for ns in tally.answer_ns]),
         chunk_delay_ms=percentiles([ns / 1e6 for ns in tally.delays_ns]),
         window_seconds=window_seconds,
         chunks_in_window=len(tally.delays_ns),

@@ -63,6 +63,7 @@ class Outcome:
     lost: int
     late: int
     first_byte_ms: Percentiles | None
+    answer_ms: Percentiles | None
     chunk_delay_ms: Percentiles | None
     window_seconds: float
     chunks_in_window: int

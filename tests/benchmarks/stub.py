@@ -11,6 +11,7 @@ from typing import cast
 
 import uvloop
 from isobatch_contracts.numerics import NUMERICS_PATH, Certified, OperatorSummary
+from isobatch_contracts.receipt import DIGESTS_PATH, AnswerDigests, SequenceDigests
 
 from tests.benchmarks import wire
 
@@ -65,6 +66,21 @@ FIXED = {
     NUMERICS_PATH.encode(): _json_answer(_CERTIFIED.model_dump(mode="json")),
 }
 NOT_FOUND = _answer(b"application/json", b"{}", b"404 Not Found")
+_DIGESTS = DIGESTS_PATH.encode()
+ANSWERED = _json_answer(
+    AnswerDigests(
+        sequences=(
+            SequenceDigests(
+                index=0,
+                prompt=0,
+                prompt_tokens=9,
+                tokens=20,
+                finished=True,
+                token_ids="sha256:" + "1d" * 32,
+            ),
+        )
+    ).model_dump(mode="json")
+)
 COMPLETION = _json_answer(_COMPLETION)
 
 
@@ -114,6 +130,8 @@ class Worker(asyncio.Protocol):
             text = b'vllm:num_requests_running{model_name="bench"} %d\n' % Worker.running
             waiting = b'vllm:num_requests_waiting{model_name="bench"} 0\n'
             self._write(_answer(b"text/plain; version=0.0.4", text + waiting))
+        elif path.startswith(_DIGESTS):
+            self._write(ANSWERED)
         else:
             self._write(FIXED.get(path, NOT_FOUND))
 

@@ -48,8 +48,8 @@ def direct(stub: int, folder: Path) -> Iterator[Target]:
 
 
 @contextmanager
-def isobatch(stub: int, folder: Path) -> Iterator[Target]:
-    """Our gateway as it ships: tier routing, keys, metrics and the access log on."""
+def isobatch(stub: int, folder: Path, *options: str, tier: str = "") -> Iterator[Target]:
+    """Our gateway as it ships: tier routing, keys, metrics, receipts and the access log on."""
     tables, keys = folder / "tables", folder / "keys.json"
     tables.mkdir()
     (tables / "bench.json").write_text(dump(routing_table(stub)))
@@ -63,6 +63,9 @@ def isobatch(stub: int, folder: Path) -> Iterator[Target]:
     headers = _bearer(json.loads(made.stdout)["key"])
     port = free_port()
     command = ["gateway", "--tables", str(tables), "--keys", str(keys), "--port", str(port)]
+    command += options or ("--receipts", str(folder / "receipts.db"))
+    if tier:
+        headers += f"x-consistency-tier: {tier}\r\n"
     with _running([*program, *command], folder, port, headers) as pids:
         yield Target("isobatch", "this commit", port, headers, pids)
 

@@ -9,6 +9,7 @@ REFERENCE = {
     (401, "invalid_api_key", "authentication_error"),
     (403, "tier_not_allowed", "permission_error"),
     (404, "model_not_found", "not_found_error"),
+    (404, "receipt_not_found", "not_found_error"),
     (409, "idempotency_key_reused", "conflict_error"),
     (412, "fingerprint_unavailable", "invalid_request_error"),
     (413, "body_too_large", "invalid_request_error"),
@@ -17,6 +18,7 @@ REFERENCE = {
     (431, "headers_too_large", "invalid_request_error"),
     (502, "upstream_failed", "server_error"),
     (503, "pool_unavailable", "service_unavailable_error"),
+    (503, "receipts_unavailable", "service_unavailable_error"),
     (503, "strict_unavailable", "service_unavailable_error"),
     (504, "upstream_timeout", "server_error"),
 }

@@ -11,7 +11,7 @@ import pytest
 from tests.benchmarks.machine import slowness
 from tests.e2e.answers import PROMPTS, TOKENS, Body, alone, body_of
 from tests.e2e.load import POOL, Told, load
-from tests.e2e.waiting import wait_for
+from tests.e2e.processes import processes_of, wait_for
 
 pytestmark = pytest.mark.model
 
@@ -53,7 +53,7 @@ def test_a_process_killed_under_load_is_replaced_and_gives_the_same_bits(
     fingerprint = service.numerics().fingerprint
     with load(service.url) as told:
         wait_for(lambda: _answered(told) == set(POOL), 60, "both tiers are under load")
-        victims = _processes_of(service, pool, title)
+        victims = processes_of(service, pool, title)
         assert victims
         for victim in victims:
             victim.send_signal(signal.SIGKILL)
@@ -93,6 +93,24 @@ def test_a_gateway_killed_under_load_is_replaced(service: Any, report_figure: An
     assert {200, None} <= {t.status for t in told} <= {200, 503, None}
 
 
+@pytest.mark.parametrize("tier", list(POOL))
+@pytest.mark.parametrize(
+    "asked",
+    [{"prompt": [1, 49_152]}, {"prompt": "x", "stop_token_ids": [49_152], "min_tokens": 2}],
+    ids=["prompt", "stop"],
+)
+def test_no_token_id_takes_an_engine_down(service: Any, tier: str, asked: Body) -> None:
+    headers = {"X-Consistency-Tier": tier}
+    body = {"model": "smollm2", "max_tokens": 4, **asked}
+
+    refused = httpx.post(f"{service.url}/v1/completions", json=body, headers=headers, timeout=60)
+
+    assert refused.status_code == 400, refused.text
+    body = {"model": "smollm2", "prompt": [1, 49_151], "max_tokens": 4}
+    answer = httpx.post(f"{service.url}/v1/completions", json=body, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+
+
 def _answered(told: list[Told], since: float = 0.0) -> set[str]:
     """The tiers that answered a request asked after `since`."""
     return {t.tier for t in told if t.is_answered and t.asked > since}
@@ -121,11 +139,3 @@ def _ask_for_a_foreign_grammar(service: Any) -> None:
     refused = httpx.post(f"{service.url}/v1/completions", json=body, headers=headers, timeout=60)
     assert refused.status_code == 400, refused.text
     assert "not supported by xgrammar" in refused.json()["error"]["message"]
-
-
-def _processes_of(service: Any, pool: str, title: str) -> list[Any]:
-    leaders = [p for p in service.processes(f"--pool {pool}") if "worker" in p.cmdline()]
-    if title.startswith("--pool"):
-        return leaders
-    family = [child for leader in leaders for child in leader.children(recursive=True)]
-    return [p for p in family if title in " ".join(p.cmdline())]

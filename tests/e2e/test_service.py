@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.benchmarks.machine import slowness
-from tests.e2e.waiting import wait_for
+from tests.e2e.processes import wait_for
 
 pytestmark = pytest.mark.model
 

@@ -2,16 +2,21 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
+import random
 import time
+from array import array
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 from isobatch_contracts.numerics import NUMERICS_PATH
+from isobatch_contracts.receipt import DIGESTS_PATH, AnswerDigests, SequenceDigests
 from isobatch_contracts.resource import Tiers
 from isobatch_contracts.routing_table import Endpoint, Revision, RoutingTable, dump
 from isobatch_contracts.tiers import PoolName
@@ -158,6 +163,7 @@ class FakeWorker:
     reply: Reply = answer
     probe: Reply = answer
     port: int = 0
+    fault: int = 0  # a worker with another one gives other tokens
     seen: list[Seen] = field(default_factory=list)
     probes: int = 0
     running: int = 0
@@ -204,6 +210,8 @@ class FakeWorker:
         path, seen = exchange.seen.path, exchange.seen
         if path == NUMERICS_PATH:
             await exchange.send(200 if self.is_certified else 503, self._numerics())
+        elif path.startswith(DIGESTS_PATH):
+            await self._tell_digests(exchange)
         elif path == "/metrics":
             text = (
                 f'vllm:num_requests_running{{engine="0"}} {self.running}.0\n'
@@ -237,6 +245,39 @@ class FakeWorker:
             with contextlib.suppress(asyncio.CancelledError, OSError):
                 await gone
 
+    async def _tell_digests(self, exchange: Exchange) -> None:
+        """As a strict worker's side channel, of the requests that were seen."""
+        target = urlsplit(exchange.seen.path)
+        worker_id = target.path.removeprefix(DIGESTS_PATH)
+        asked = next((s for s in self.seen if s.headers.get("x-request-id") == worker_id), None)
+        if asked is None or self.pool is not STRICT:
+            await exchange.send(404, b"{}")
+            return
+        query = parse_qs(target.query)
+        at = [int(n) for n in query.get("at", [""])[0].split(",") if n]
+        made = self.tokens(asked)
+        sequences = []
+        for index, ids in enumerate(made):
+            kept = ids[: at[min(index, len(at) - 1)]] if at else ids
+            one = SequenceDigests(
+                index=index,
+                prompt=0,
+                prompt_tokens=3,
+                tokens=len(kept),
+                finished=len(kept) == len(ids),
+                token_ids="sha256:" + hashlib.sha256(array("i", kept).tobytes()).hexdigest(),
+                ids=tuple(kept) if "ids" in query else None,
+            )
+            sequences.append(one)
+        body = AnswerDigests(sequences=tuple(sequences)).model_dump_json()
+        await exchange.send(200, body.encode())
+
+    def tokens(self, asked: Seen) -> list[list[int]]:
+        """The tokens of an answer: a function of seed and `max_tokens`, as in a strict worker."""
+        draw = random.Random(f"{asked.body.get('seed')} {self.fingerprint} {self.fault}")
+        drawn = [draw.randrange(1000) for _ in range(64)]
+        return [drawn[: asked.body.get("max_tokens") or 3]] * (asked.body.get("n") or 1)
+
     def _numerics(self) -> bytes:
         if not self.is_certified:
             return b'{"state": "refused", "reason": "planted"}'
@@ -248,6 +289,7 @@ class FakeWorker:
                 "device": "cpu",
                 "versions": {},
                 "operators": [],
+                "vocabulary": 1000,
                 "fromCache": True,
                 "certificationSeconds": 0.0,
             }

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 from dataclasses import replace
 
@@ -133,6 +134,102 @@ async def test_a_request_without_its_one_host_is_refused(stage: Stage, hosts: by
 
     assert (got[0], got[2]) == (400, "malformed_request")
     assert await is_serving(gateway)
+
+
+@pytest.mark.parametrize("tier", ["strict", "standard"])
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"prompt": [5, 1000]}, "prompt holds the token id 1000; the model's are 0 to 999"),
+        ({"prompt": [[5], [7, -1]]}, "prompt holds the token id -1"),
+        ({"stop_token_ids": [4096], "min_tokens": 2}, "stop_token_ids holds the token id 4096"),
+        ({"allowed_token_ids": [3, 10**30]}, "allowed_token_ids holds the token id 1000000000"),
+    ],
+    ids=["prompt", "one-of-several", "stop", "allowed"],
+)
+async def test_token_ids_that_the_model_has_not_never_reach_it(
+    stage: Stage, tier: str, asked: dict[str, object], named: str
+) -> None:
+    gateway, strict, throughput = await stage.pair()
+    body = {"model": HELLO["model"], "prompt": "x", **asked}
+
+    refused = await gateway.http.post(
+        "/v1/completions", json=body, headers={"X-Consistency-Tier": tier}
+    )
+
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, next(iter(asked)))
+    assert error["message"].startswith(named)
+    assert strict.seen == throughput.seen == []
+    ids = {**body, "prompt": [0, 999], "stop_token_ids": [999], "allowed_token_ids": None}
+    assert (await gateway.http.post("/v1/completions", json=ids)).status_code == 200
+
+
+OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMA\r\n"
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 7], ids=["whole", "body-apart", "in-pieces"])
+async def test_an_offer_to_upgrade_is_ignored_and_the_request_served(
+    stage: Stage, pieces: int
+) -> None:
+    gateway, _, worker = await stage.pair()
+    raw = await Raw.connect(gateway)
+    body = json.dumps(HELLO).encode()
+    asked = HEAD + OFFER + request(body).removeprefix(HEAD)
+    cut = {1: [], 2: [len(asked) - len(body)], 7: [len(asked) * n // 7 for n in range(1, 7)]}
+    for start, end in itertools.pairwise([0, *cut[pieces], len(asked)]):
+        raw.writer.write(asked[start:end])
+        await raw.writer.drain()
+        await asyncio.sleep(0.01)
+
+    assert (await raw.answer())[0] == 200
+    raw.writer.write(request(body) + asked + request(body))
+    assert [(await raw.answer())[0] for _ in range(3)] == [200] * 3
+    assert len(worker.seen) == 4
+
+
+async def test_what_stands_in_a_body_is_no_request_whatever_is_offered(stage: Stage) -> None:
+    gateway, _, worker = await stage.pair()
+    raw = await Raw.connect(gateway)
+    inner = request(json.dumps(HELLO).encode())
+
+    raw.writer.write(HEAD + OFFER + b"content-length: %d\r\n\r\n" % len(inner))
+    await raw.writer.drain()
+    await asyncio.sleep(0.05)
+
+    status, _, code = await raw.ask(inner)
+    assert (status, code) == (400, "body")
+    assert worker.seen == []
+
+
+async def test_a_trailer_is_no_header(stage: Stage) -> None:
+    gateway, _, worker = await stage.pair()
+    raw = await Raw.connect(gateway)
+    body = json.dumps(HELLO).encode()
+    chunks = b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(body), body)
+
+    raw.writer.write(HEAD + chunks + b"x-consistency-tier: strict\r\n\r\n")
+
+    status, headers, _ = await raw.answer()
+    assert (status, headers["x-consistency-tier"]) == (200, "standard")
+    assert len(worker.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", id="gzip"),
+        pytest.param(HEAD + b"transfer-encoding: identity\r\n\r\n", id="identity"),
+        pytest.param(b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n", id="connect"),
+    ],
+)
+async def test_what_is_framed_in_another_way_is_refused(stage: Stage, head: bytes) -> None:
+    gateway, _, _ = await stage.pair()
+    raw = await Raw.connect(gateway)
+
+    status, _, code = await raw.ask(head)
+    assert (status, code) == (400, "malformed_request")
+    assert await raw.is_closed()
 
 
 async def test_a_head_is_answered_as_a_get_without_its_body(stage: Stage) -> None:

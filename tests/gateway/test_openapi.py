@@ -12,6 +12,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from isobatch_gateway.openapi import PROXIED
+from isobatch_gateway.receipts.routes import KEYS, RECEIPTS
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -23,10 +24,13 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.gateway.fakes import Stage, until
+from tests.gateway.receipts.kept import kept
 
 OPERATIONS = [
     *(("POST", path) for path in PROXIED),
     *(("GET", path) for path in ("/v1/models", "/isobatch/v1/services")),
+    *(("GET", path) for path in (RECEIPTS, KEYS, f"{RECEIPTS}/{{receipt}}")),
+    *(("GET", f"{RECEIPTS}/{{receipt}}/verify"), ("POST", f"{RECEIPTS}/{{receipt}}/replay")),
     *(("GET", path) for path in ("/healthz", "/readyz", "/metrics")),
 ]
 CASES = [
@@ -54,7 +58,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     async def serve(folder: Path) -> None:
         async with AsyncExitStack() as stack:
             stage = Stage(folder, stack)
-            gateway, _, _ = await stage.pair()
+            gateway, _, _ = await stage.pair(receipts=kept(folder))
             found.append(gateway.url)
             is_up.set()
             await stop.wait()

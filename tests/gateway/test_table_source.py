@@ -3,7 +3,7 @@ from pathlib import Path
 from isobatch_contracts.resource import Tiers
 from isobatch_contracts.routing_table import RoutingTable, dump
 from isobatch_contracts.tiers import PoolName
-from isobatch_gateway.health import is_admitted, is_suspect, read_figures
+from isobatch_gateway.health import admitted, is_suspect, read_figures
 from isobatch_gateway.table_source import TableSource
 
 
@@ -132,7 +132,7 @@ def test_only_what_owes_an_answer_and_is_silent_is_suspected() -> None:
 
 
 def test_numerics_that_are_no_certificate_admit_nobody() -> None:
-    assert not is_admitted(b"", "sha256:" + "a" * 64)
-    assert not is_admitted(b"{}", "sha256:" + "a" * 64)
-    assert not is_admitted(b'{"state": "refused", "reason": "x"}', "sha256:" + "a" * 64)
-    assert not is_admitted(b"null", None)
+    assert not admitted(b"", "sha256:" + "a" * 64)
+    assert not admitted(b"{}", "sha256:" + "a" * 64)
+    assert not admitted(b'{"state": "refused", "reason": "x"}', "sha256:" + "a" * 64)
+    assert not admitted(b"null", None)

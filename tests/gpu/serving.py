@@ -233,7 +233,9 @@ def profile(llm: Any, load: tuple[int, int, int]) -> dict[str, Any]:
     found = [(e.key[:120], e.count, e.device_time_total / 1e6) for e in seen.key_averages()]
     # Not get_stats_profile(), which keeps one function of a name.
     functions: dict[tuple[str, int, str], Any] = vars(pstats.Stats(host))["stats"]
-    own = [(f"{at[0][-60:]}:{at[2]}", f[1], f[2]) for at, f in functions.items()]
+    own = [
+        (f"{'/'.join(Path(at[0]).parts[-3:])}:{at[2]}", f[1], f[2]) for at, f in functions.items()
+    ]
     return {
         "seconds": seconds,
         "seconds on the card": sum(kernel[2] for kernel in found),

@@ -125,7 +125,8 @@ def test_the_curl_line_sends_the_key_of_the_environment_where_one_is_needed(
 def test_the_gateway_is_started_with_the_keys_that_up_was_given(tmp_path: Path) -> None:
     def command(keys: Path | None) -> tuple[str, ...]:
         at = Listening("127.0.0.1", 8080, keys)
-        return gateway_command(GatewayStart(at, tmp_path / "tables", tmp_path / "secret"))
+        files = (tmp_path / name for name in ("tables", "secret", "receipts.db"))
+        return gateway_command(GatewayStart(at, *files))
 
     assert "--keys" not in command(None)
     assert command(tmp_path / "keys.json")[-2:] == ("--keys", str(tmp_path / "keys.json"))

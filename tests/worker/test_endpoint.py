@@ -3,6 +3,8 @@ from pathlib import Path
 import httpx
 import pytest
 from isobatch_contracts.numerics import NUMERICS_PATH, Certified, NotCertified
+from isobatch_contracts.receipt import DIGESTS_PATH, AnswerDigests
+from isobatch_worker.answers import Answers, Told
 from isobatch_worker.endpoint import Message, NumericsEndpoint, Receive, Send
 from isobatch_worker.report import REPORT_FILE, Report, write_report
 
@@ -29,8 +31,8 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def client() -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app=NumericsEndpoint(vllm))
+def client(answers: Answers | None = None) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=NumericsEndpoint(vllm, answers or Answers()))
     return httpx.AsyncClient(transport=transport, base_url="http://worker")
 
 
@@ -71,3 +73,19 @@ async def test_certified_passes_requests_on_and_shows_the_certificate(report: Pa
     assert numerics.status_code == 200
     assert Certified.model_validate(numerics.json()) == CERTIFIED
     assert answer.text == "vllm"
+
+
+async def test_the_side_channel_tells_the_digests_of_an_answer(report: Path) -> None:
+    answers = Answers()
+    answers.tell(Told("chatcmpl-req-1", 0, 1, 4, [1, 2, 3], None, is_finished=True))
+    async with client(answers) as http:
+        closed = await http.get(f"{DIGESTS_PATH}req-1")
+        write_report(report, CERTIFIED)
+        whole = await http.get(f"{DIGESTS_PATH}req-1")
+        part = await http.get(f"{DIGESTS_PATH}req-1?at=2&ids=1")
+        unknown = await http.get(f"{DIGESTS_PATH}req-2")
+
+    assert (closed.status_code, unknown.status_code) == (503, 404)
+    assert AnswerDigests.model_validate_json(whole.content).sequences[0].tokens == 3
+    assert AnswerDigests.model_validate_json(part.content).sequences[0].ids == (1, 2)
+    assert unknown.json()["error"]["code"] == "path_not_found"

@@ -198,7 +198,8 @@ def _confirm(runner: Any, prepared: Prepared) -> Certified:
             "plan is dropped: start again to certify anew"
         )
     seconds = prepared.seconds + time.monotonic() - started
-    return _summary(plan, from_cache=prepared.from_cache, seconds=seconds)
+    summary = _summary(plan, from_cache=prepared.from_cache, seconds=seconds)
+    return summary.model_copy(update={"vocabulary": runner.model_config.get_vocab_size()})
 
 
 def _summary(plan: Plan, *, from_cache: bool, seconds: float) -> Certified:

@@ -17,7 +17,8 @@ def register() -> None:
     from isobatch_kernels.certification import CertificationRefused
     from vllm.platforms import current_platform
 
-    from isobatch_worker import certificate
+    from isobatch_worker import certificate, seams
+    from isobatch_worker.answers import keep
 
     try:
         if current_platform.is_cuda():
@@ -25,6 +26,7 @@ def register() -> None:
         else:
             from isobatch_worker.prepare import install
         install()
+        seams.watch_outputs(keep)
     except CertificationRefused as refusal:
         # Reported, not raised: the API server then answers 503 with the reason on every path.
         certificate.report_refusal(refusal)

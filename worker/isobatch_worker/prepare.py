@@ -14,7 +14,7 @@ from isobatch_kernels.plan import OperatorPlan, Plan, proof_of
 from isobatch_kernels.rows import CertifiedRows, RowOperator, row_operator
 from vllm import envs
 
-from isobatch_worker import seam_list, seams
+from isobatch_worker import seams
 from isobatch_worker.certificate import (
     SEED,
     Certification,
@@ -33,6 +33,7 @@ from isobatch_worker.sampler import (
     install_sampler,
     sampling_operators,
 )
+from isobatch_worker.seam_list import ON_CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class _Work:
 
 def install() -> None:
     """Put the strict pool into vLLM. Raises `SeamsChanged` for one not read. Idempotent."""
-    seams.check(seam_list.ON_CPU)
+    seams.check(ON_CPU)
     certification = Certification(prepare)
     seams.install_on_cpu(certification.prepare, certification.confirm)
 

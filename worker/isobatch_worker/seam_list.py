@@ -14,7 +14,17 @@ class Seam:
     why: str
 
 
+ON_BOTH = (
+    Seam(
+        "vllm.v1.engine.output_processor:OutputProcessor.process_outputs",
+        "23ef4fe6fdb9ac57",
+        "patched: tokens and logprobs are kept for their digests before a client has them",
+    ),
+)
+"""Seams that both kinds of worker have."""
+
 ON_CPU = (
+    *ON_BOTH,
     Seam(
         "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
         "08ef4307a47079e0",
@@ -104,6 +114,7 @@ ON_CPU = (
 )
 
 ON_CUDA = (
+    *ON_BOTH,
     Seam(
         "vllm.model_executor.layers.utils:dispatch_unquantized_gemm",
         "45a8acccf97c8ea7",

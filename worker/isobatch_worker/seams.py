@@ -151,6 +151,31 @@ def _drop_generators() -> None:
     GPUModelRunner._update_states = update_without_generators
 
 
+def watch_outputs(tell: Callable[[Any, Any, bool], None]) -> None:
+    """`tell(state, output, is_over)` for each output of the engine, before its client has it.
+
+    `state` is vLLM's RequestState, `output` its EngineCoreOutput. Idempotent.
+    """
+    from vllm.v1.engine.output_processor import OutputProcessor  # vLLM is imported by workers only
+
+    process = OutputProcessor.process_outputs
+    if hasattr(process, ISOBATCH):
+        return
+
+    @functools.wraps(process)
+    def process_and_tell(processor: Any, outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
+        # A request that ends with these outputs is forgotten on the way.
+        found = [(processor.request_states.get(output.request_id), output) for output in outputs]
+        processed = process(processor, outputs, *args, **kwargs)
+        for state, output in found:
+            if state is not None:
+                tell(state, output, state.request_id not in processor.request_states)
+        return processed
+
+    setattr(process_and_tell, ISOBATCH, True)
+    OutputProcessor.process_outputs = process_and_tell
+
+
 def library_linear(
     weight: torch.Tensor,
 ) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:

@@ -1,7 +1,8 @@
 """Performs reads and writes of the state directory of one instance.
 
 `$XDG_STATE_HOME/isobatch/NAME/` holds `state.json`, `tables/table.json` (a folder of its own, since
-the gateway reads every `*.json` of one), `logs/`, `secret` and `lock`. Every write is atomic.
+the gateway reads every `*.json` of one), `logs/`, `secret` and `lock`, and what the gateway keeps
+there: `receipts.db` and its keys. Every write of ours is atomic.
 """
 
 import fcntl
@@ -33,6 +34,7 @@ class StateDirectory:
         self.logs = path / "logs"
         self.tables = path / "tables"
         self.table_file = self.tables / "table.json"
+        self.receipts = path / "receipts.db"
         self.state_file = path / "state.json"
 
     @property

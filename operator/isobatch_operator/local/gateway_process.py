@@ -91,7 +91,9 @@ class GatewayProcess:
 
     def _start(self, now: float) -> None:
         directory = self._settings.directory
-        start = GatewayStart(self._at, directory.tables, directory.secret_file())
+        start = GatewayStart(
+            self._at, directory.tables, directory.secret_file(), directory.receipts
+        )
         launch = Launch(
             name=GATEWAY,
             instance=self._settings.instance,

@@ -40,6 +40,7 @@ class GatewayStart:
     at: Listening
     tables: Path
     secret: Path
+    receipts: Path
 
 
 def worker_command(start: WorkerStart) -> tuple[str, ...]:
@@ -64,6 +65,7 @@ def gateway_command(start: GatewayStart) -> tuple[str, ...]:
         *_PROGRAM,
         *("gateway", "--tables", str(start.tables)),
         *("--host", start.at.host, "--port", str(start.at.port), "--secret", str(start.secret)),
+        *("--receipts", str(start.receipts), "--receipt-chain", "gateway"),
         *(() if start.at.keys is None else ("--keys", str(start.at.keys))),
     )
 

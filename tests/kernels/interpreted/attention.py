@@ -216,7 +216,7 @@ def scratch() -> Workspace:
 
 
 def launcher(shape: AttentionShape, admitted: tuple[AttentionSchedule, ...]) -> AttentionLauncher:
-    return AttentionLauncher(shape, admitted, scratch(), 16)
+    return AttentionLauncher(shape, admitted, scratch(), multiprocessors=16, block_size=16)
 
 
 def test_launcher_gives_one_answer_by_any_admitted_schedules() -> None:
@@ -232,6 +232,11 @@ def test_launcher_gives_one_answer_by_any_admitted_schedules() -> None:
 
     assert not answers[0].isnan().any()
     assert all(same_bits(answer, answers[0]) for answer in answers[1:])
+
+
+def test_launcher_refuses_blocks_that_were_not_certified() -> None:
+    with pytest.raises(ValueError, match="blocks of 32 slots; certified are 16"):
+        launcher(LLAMA, (FOLD,))(paged_batch(LLAMA, [(1, 40)], 32))
 
 
 def _int64(x: torch.Tensor) -> torch.Tensor:

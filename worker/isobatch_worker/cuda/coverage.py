@@ -17,6 +17,13 @@ from isobatch_worker.cuda.layers import STRICT_LAYERS, StrictRMSNorm, StrictSilu
 EXACT = frozenset(
     {"VocabParallelEmbedding", "LogitsProcessor", "ApplyRotaryEmb", "Identity", "Dropout"}
 )
+_LINEARS = frozenset(
+    {
+        *("ReplicatedLinear", "ColumnParallelLinear", "RowParallelLinear", "QKVParallelLinear"),
+        *("MergedColumnParallelLinear", "ParallelLMHead", "VocabParallelEmbedding"),
+    }
+)
+"""Classes that call their method alone; others of vLLM's choose kernels of their own first."""
 _LINEAR_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
 
 
@@ -62,6 +69,8 @@ def _add(found: Found, module: torch.nn.Module, max_rows: int, *, is_head: bool)
         found.attentions.append(module.impl)  # type: ignore[arg-type]  # ours, or it is refused
         return None if isinstance(module.impl, StrictAttention) else name
     if type(getattr(module, "quant_method", None)).__name__ in _LINEAR_METHODS:
+        if kind.__name__ not in _LINEARS:
+            return name
         # An embedding looks rows up; one whose weight is also the head's is a linear too.
         if is_head or kind.__name__ != "VocabParallelEmbedding":
             _add_linear(found, module, max_rows)

@@ -20,7 +20,7 @@ from isobatch_kernels.plan import Plan
 from isobatch_kernels.tree import family_of, linear_tree
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-from isobatch_worker import seam_list, seams
+from isobatch_worker import seams
 from isobatch_worker.certificate import (
     SEED,
     Certification,
@@ -40,11 +40,12 @@ from isobatch_worker.engine_config import On, refusals
 from isobatch_worker.environment import cuda_arithmetic
 from isobatch_worker.probe import HasReference, V2Runner
 from isobatch_worker.sampler import SamplingShape
+from isobatch_worker.seam_list import ON_CUDA
 
 
 def install() -> None:
     """Put the strict pool into vLLM. Raises `SeamsChanged` for one not read. Idempotent."""
-    seams.check(seam_list.ON_CUDA)
+    seams.check(ON_CUDA)
     register_operators()
     register_layers()
     register_backend(
@@ -140,10 +141,17 @@ def _find_work(runner: Any) -> _Work:
         ],
         sampled=sampled,
         attentions=attentions,
-        block_size=config.cache_config.block_size,
+        block_size=_block_size(config.cache_config),
         longest=model.max_model_len,
         device=runner.device,
     )
+
+
+def _block_size(cache: Any) -> int:
+    """Slots of the blocks that will be served: vLLM asks the backend only after the weights."""
+    if cache.user_specified_block_size:
+        return int(cache.block_size)
+    return int(StrictAttentionBackend.get_preferred_block_size(cache.DEFAULT_BLOCK_SIZE))
 
 
 def _install(runner: Any, work: _Work, plan: Plan) -> list[HasReference]:
@@ -158,7 +166,7 @@ def _install(runner: Any, work: _Work, plan: Plan) -> list[HasReference]:
     workspace = _workspace(work)
     for shape, impls in work.attentions.items():
         admitted = admitted_schedules(plans["attention", shape.name], shape, work.block_size)
-        launcher = AttentionLauncher(shape, admitted, workspace, multiprocessors)
+        launcher = AttentionLauncher(shape, admitted, workspace, multiprocessors, work.block_size)
         serving.append(launcher)
         for impl in impls:
             impl.launcher = launcher

@@ -9,11 +9,13 @@ from functools import partial
 from typing import Any
 
 import torch
+import triton
 from isobatch_kernels.certification import Operator, Tensors
 from isobatch_kernels.inputs import mixed_rows
 from isobatch_kernels.log_softmax import TREE as LOG_SOFTMAX_TREE
 from isobatch_kernels.log_softmax import log_softmax
 from isobatch_kernels.row_proofs import RowKernel, kernel_operator
+from isobatch_kernels.rows import pad_rows
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_triton import apply_top_k_top_p_triton
 from vllm.v1.worker.gpu.sample.gumbel import apply_temperature, gumbel_sample
@@ -72,8 +74,12 @@ def filter_rows(
         k = torch.full((rows,), vocabulary, dtype=torch.int32, device=logits.device)
     if p is None:
         p = torch.ones(rows, device=logits.device)
+    # The kernel is compiled for each number of rows: by powers of two there are few.
+    most = triton.next_power_of_2(rows)
+    padded = (pad_rows(x, most) for x in (logits.clone(), k, p))
+    filtered = apply_top_k_top_p_triton(*padded)[:rows]
     asked = ((k < vocabulary) | (p < 1.0)).unsqueeze(1)
-    return torch.where(asked, apply_top_k_top_p_triton(logits.clone(), k, p), logits)
+    return torch.where(asked, filtered, logits)
 
 
 def top_logprobs(

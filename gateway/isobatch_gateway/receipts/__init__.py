@@ -1,0 +1,1 @@
+"""Receipts: signed, hash-chained records of what was asked and answered, and their replay."""
