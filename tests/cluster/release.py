@@ -31,17 +31,18 @@ def values(worker_command: list[str]) -> dict[str, Any]:
     worker = {
         "name": "worker",
         "command": worker_command,
-        "env": [*pods.variables(), _PATH],
+        # The cache stays the operator's own: a model is locked and converted in it.
+        "env": [*(v for v in pods.variables() if v["name"] != "ISOBATCH_CACHE_DIR"), _PATH],
         "imagePullPolicy": "Never",
         "startupProbe": fast,
         "readinessProbe": fast,
-        "volumeMounts": [one for one in pods.mounts() if one["name"] != "tmp"],
+        "volumeMounts": [m for m in pods.mounts() if m["name"] not in ("tmp", "models")],
     }
     template = {
         "spec": {
             "terminationGracePeriodSeconds": 30,
             "containers": [worker],
-            "volumes": [one for one in pods.volumes() if one["name"] != "tmp"],
+            "volumes": [v for v in pods.volumes() if v["name"] not in ("tmp", "models")],
         }
     }
     return {
