@@ -370,6 +370,7 @@ with urllib.request.urlopen(request, timeout=60) as answer:
 """
 
 
+@pytest.mark.full
 @pytest.mark.model
 def test_real_worker_answers_strict_and_standard_through_a_gateway_pod(
     cluster: Cluster, gateways: str, make: Callable[..., Service], report_figure: Figure
