@@ -14,7 +14,7 @@ from tests.benchmarks.scenarios import SAMPLE, Pair, added_first_byte_ms
 from tests.benchmarks.stub import raise_file_limit
 
 FIRST_BYTE_MS = 1.5 * 0.8  # of 12 s, not of the kept 60: a rougher median
-FIRST_BYTE_P99_MS = 2 * 3.0  # two shared cores: the tail is the machine's as much as ours
+FIRST_BYTE_P99_MS = 3 * 3.0  # the 24 slowest of 2,400 are as much the shared cores' as ours
 CHUNK_US = 45.0
 GROWTH = 1.3  # of a request's cost beside 300 streams, which is flat but for noise
 
