@@ -31,9 +31,8 @@ class RowOperator:
     """A row-wise operator of a loaded model. `function` is the library's own, at any row count.
 
     `draw` makes inputs on the device that `function` expects. `max_rows` is the most rows one call
-    may have, `block_rows` those of a reference block (a constant: it fixes bits), `every` the row
-    count up to which each one is proved. The function may write its outputs over its inputs; what
-    it returns counts.
+    may have, `block_rows` those of a reference block (a constant: it fixes bits). The function may
+    write its outputs over its inputs; what it returns counts.
     """
 
     name: str
@@ -42,7 +41,6 @@ class RowOperator:
     draw: Draw
     max_rows: int
     block_rows: int = BLOCK_ROWS
-    every: int = BLOCK_ROWS
 
 
 def drawn_on(device: torch.device, draw: Draw) -> Draw:
@@ -92,15 +90,15 @@ def row_schedules(function: RowFunction) -> tuple[Schedule, ...]:
     )
 
 
-def row_counts(max_rows: int, every: int = BLOCK_ROWS) -> tuple[int, ...]:
-    """Row counts to prove: each to `every`, then edges of powers of two, samples and the end.
+def row_counts(max_rows: int) -> tuple[int, ...]:
+    """Row counts to prove: each to `BLOCK_ROWS`, then edges of powers of two, samples and the end.
 
     A count outside of these runs as reference blocks and a proved remainder.
     """
-    each = range(1, min(every, max_rows) + 1)
+    each = range(1, min(BLOCK_ROWS, max_rows) + 1)
     edges = {e + d for e in (128, 256, 512, 1024, 2048) for d in (-1, 0, 1)}
     samples = {96, 160, 192, 384, 768, max_rows}
-    return (*each, *sorted(r for r in edges | samples if every < r <= max_rows))
+    return (*each, *sorted(r for r in edges | samples if BLOCK_ROWS < r <= max_rows))
 
 
 def row_operator(operator: RowOperator, seed: int) -> Operator:
@@ -122,7 +120,7 @@ def _generator(seed: int) -> torch.Generator:
 def _cases(operator: RowOperator, seed: int) -> Iterator[Case]:
     """Cases by row count, those of one count together."""
     generator = _generator(seed)
-    counts = row_counts(operator.max_rows, operator.every)
+    counts = row_counts(operator.max_rows)
     pool = max(counts[-1], 2 * operator.block_rows)
     inputs = operator.draw(pool, generator)
     expected = run_blocks(operator.function, inputs, operator.block_rows)

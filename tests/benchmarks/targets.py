@@ -5,7 +5,6 @@ A rival is installed from PyPI into an environment of its own, in the user's cac
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from isobatch_contracts.resource import Tiers
 from isobatch_contracts.routing_table import Endpoint, Revision, RoutingTable, dump
 from isobatch_contracts.tiers import PoolName
+from isobatch_operator.local.ports import free_port
 
 from tests.benchmarks import wire
 from tests.benchmarks.machine import LOAD_CORE, TARGET_CORE, start, stop, tree
@@ -61,7 +61,7 @@ def isobatch(stub: int, folder: Path, *options: str, tier: str = "") -> Iterator
         text=True,
     )
     headers = _bearer(json.loads(made.stdout)["key"])
-    port = free_port()
+    port = free_port("127.0.0.1")
     command = ["gateway", "--tables", str(tables), "--keys", str(keys), "--port", str(port)]
     command += options or ("--receipts", str(folder / "receipts.db"))
     if tier:
@@ -84,7 +84,7 @@ def litellm(stub: int, folder: Path) -> Iterator[Target]:
     file = folder / "config.yaml"
     file.write_text(json.dumps(config))
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "NO_DOCS": "True"}
-    port, headers = free_port(), _bearer(RIVAL_KEY)
+    port, headers = free_port("127.0.0.1"), _bearer(RIVAL_KEY)
     options = ["--config", str(file), "--host", "127.0.0.1", "--port", str(port)]
     command = [str(scripts / "litellm"), *options, "--num_workers", "1"]
     with _running(command, folder, port, headers, quiet) as pids:
@@ -95,11 +95,11 @@ def litellm(stub: int, folder: Path) -> Iterator[Target]:
 def vllm_router(stub: int, folder: Path) -> Iterator[Target]:
     """vLLM's router in Rust; it has no keys for clients."""
     scripts = installed("vllm-router", f"vllm-router=={VLLM_ROUTER}")
-    port = free_port()
+    port = free_port("127.0.0.1")
     command = [
         *(str(scripts / "vllm-router"), "--host", "127.0.0.1", "--port", str(port)),
         *("--worker-urls", f"http://127.0.0.1:{stub}", "--policy", "cache_aware"),
-        *("--prometheus-port", str(free_port()), "--log-level", "warning"),
+        *("--prometheus-port", str(free_port("127.0.0.1")), "--log-level", "warning"),
     ]
     with _running(command, folder, port, "") as pids:
         yield Target("vllm-router", VLLM_ROUTER, port, "", pids)
@@ -155,14 +155,6 @@ def installed(name: str, requirement: str) -> Path:
         subprocess.run([uv, "venv", "--clear", "--python", "3.11", str(venv)], check=True)
         subprocess.run([uv, "pip", "install", *python, requirement], check=True)
     return venv / "bin"
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -3,19 +3,17 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from isobatch_operator import crd
+from isobatch_operator.local.ports import free_port
 
-from tests.cluster import processes
 from tests.cluster.cluster import Cluster
 
 CHART = Path(__file__).parents[2] / "charts/isobatch/files/crd.yaml"
@@ -29,20 +27,6 @@ def define(cluster: Cluster) -> None:
     ready = ("wait", "--for=condition=Established", f"crd/{crd.NAME}", "--timeout=1s")
     cluster.wait_for("definition", *ready)
     cluster.wait_for("discovery of the new kind", "get", "ibs")
-
-
-def wait_until(is_true: Callable[[], bool], what: str, seconds: float = 60.0) -> float:
-    """Poll until `is_true`; the seconds that it took. Fails with `what` past `seconds`."""
-    begun = time.monotonic()
-    processes.wait_until(is_true, what, seconds)
-    return time.monotonic() - begun
-
-
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Program:
@@ -91,7 +75,7 @@ def operator(
     cluster: Cluster, folder: Path, name: str = "operator-0", **environment: str
 ) -> Iterator[Program]:
     """An operator with the rights of an administrator, until the block ends."""
-    log, port = folder / f"{name}.log", free_port()
+    log, port = folder / f"{name}.log", free_port("127.0.0.1")
     own = {"POD_NAME": name, "POD_NAMESPACE": "default", "PATH": os.environ["PATH"]}
     own |= {"KUBECONFIG": str(cluster.kubeconfig)} | environment
     command = [*cluster.enter, PROGRAM, "operator", "--host", "127.0.0.1", "--port", str(port)]

@@ -15,13 +15,14 @@ from tests.cluster.errors import ClusterError
 POLL_SECONDS = 0.05
 
 
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    """Poll until `holds`; raises ClusterError once `seconds` are over."""
-    give_up = time.monotonic() + seconds
+def wait_until(holds: Callable[[], bool], what: str, seconds: float = 60) -> float:
+    """Poll until `holds`; the seconds that it took. Raises ClusterError past `seconds`."""
+    begun = time.monotonic()
     while not holds():
-        if time.monotonic() > give_up:
+        if time.monotonic() > begun + seconds:
             raise ClusterError(f"waited {seconds:.0f} s in vain: {what}")
         time.sleep(POLL_SECONDS)
+    return time.monotonic() - begun
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from isobatch_contracts.numerics import NUMERICS_PATH, Certified
+from isobatch_operator.local.ports import free_port
 from isobatch_worker.cache import default_cache_dir
 from isobatch_worker.models import resolve, show_progress
 
@@ -21,18 +21,11 @@ READY_SECONDS = 240
 MODEL = "builtin://smollm2-135m"
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 class Worker:
     """A real `isobatch worker` in a process group of its own."""
 
     def __init__(self, pool: str, log: Path, *vllm_args: str) -> None:
-        self.port = free_port()
+        self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         command = [sys.executable, "-m", "isobatch_cli", "worker", "--pool", pool]
@@ -87,7 +80,7 @@ class Service:
     def __init__(
         self, state: Path, *arguments: str, environment: Mapping[str, str] | None = None
     ) -> None:
-        self.port = free_port()
+        self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
         self.state = state
         self.environment = {

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from isobatch_operator.local.ports import free_port
 
 from tests.cluster import ours
 from tests.cluster.cluster import Cluster
-from tests.cluster.ours import Program, wait_until
+from tests.cluster.ours import Program
+from tests.cluster.processes import wait_until
 from tests.gateway.test_cluster_tables import config
 
 CHANGES = 20
@@ -22,7 +24,7 @@ MOST_SECONDS = 1.0
 
 @pytest.fixture
 def watching(control_plane: Cluster, tmp_path: Path) -> Iterator[Program]:
-    log, port = tmp_path / "gateway.log", ours.free_port()
+    log, port = tmp_path / "gateway.log", free_port("127.0.0.1")
     environment = {"KUBECONFIG": str(control_plane.kubeconfig), "PATH": os.environ["PATH"]}
     command = [ours.PROGRAM, "gateway", "--watch", "--port", str(port)]
     with log.open("ab") as out:
@@ -94,7 +96,7 @@ def test_last_good_table_is_kept_while_the_api_server_is_away(
 
 
 def test_without_a_cluster_it_says_so(tmp_path: Path) -> None:
-    command = [ours.PROGRAM, "gateway", "--watch", "--port", str(ours.free_port())]
+    command = [ours.PROGRAM, "gateway", "--watch", "--port", str(free_port("127.0.0.1"))]
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "KUBECONFIG": "/nowhere"}
     ran = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, timeout=60

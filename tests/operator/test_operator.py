@@ -8,7 +8,8 @@ import pytest
 
 from tests.cluster import ours
 from tests.cluster.cluster import Cluster
-from tests.cluster.ours import Program, condition, owned, read, status, wait_until
+from tests.cluster.ours import Program, condition, owned, read, status
+from tests.cluster.processes import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ import pytest
 
 from tests.cluster import ours, pods, release
 from tests.cluster.cluster import Cluster
-from tests.cluster.ours import owned, read, status, wait_until
+from tests.cluster.ours import owned, read, status
+from tests.cluster.processes import wait_until
 from tests.cluster.traffic import Traffic, traffic
 
 VERB = "serving.isobatch.dev/rollout"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from isobatch_kernels.certification import CertificationRefused
 from isobatch_kernels.linear_plan import LinearShape
+from isobatch_operator.local.ports import free_port
 from isobatch_worker.cuda.coverage import cover
 from isobatch_worker.cuda.layers import (
     StrictRMSNorm,
@@ -27,8 +28,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
-from tests.e2e.conftest import free_port
-
 TOKENS, REQUESTS = 2048, 64
 
 
@@ -40,7 +39,7 @@ def one_rank() -> Iterator[None]:
             world_size=1,
             rank=0,
             local_rank=0,
-            distributed_init_method=f"tcp://127.0.0.1:{free_port()}",
+            distributed_init_method=f"tcp://127.0.0.1:{free_port('127.0.0.1')}",
             backend="gloo",
         )
         ensure_model_parallel_initialized(1, 1)

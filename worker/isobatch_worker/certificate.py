@@ -198,11 +198,11 @@ def _confirm(runner: Any, prepared: Prepared) -> Certified:
             "plan is dropped: start again to certify anew"
         )
     seconds = prepared.seconds + time.monotonic() - started
-    summary = _summary(plan, from_cache=prepared.from_cache, seconds=seconds)
-    return summary.model_copy(update={"vocabulary": runner.model_config.get_vocab_size()})
+    vocabulary = runner.model_config.get_vocab_size()
+    return _summary(plan, vocabulary, from_cache=prepared.from_cache, seconds=seconds)
 
 
-def _summary(plan: Plan, *, from_cache: bool, seconds: float) -> Certified:
+def _summary(plan: Plan, vocabulary: int, *, from_cache: bool, seconds: float) -> Certified:
     return Certified(
         fingerprint=plan.fingerprint,
         model_digest=plan.model_digest,
@@ -219,6 +219,7 @@ def _summary(plan: Plan, *, from_cache: bool, seconds: float) -> Certified:
             )
             for o in plan.operators
         ),
+        vocabulary=vocabulary,
         from_cache=from_cache,
         certification_seconds=round(seconds, 3),
     )

@@ -157,6 +157,18 @@ def _for_rows(
     return logits
 
 
+def asked_of_filters(
+    logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(k [B], p [B], asked [B]) for `logits` [B, V]; who asks for neither has k = V and p = 1."""
+    rows, vocabulary = logits.shape
+    if k is None:
+        k = torch.full((rows,), vocabulary, dtype=torch.int32, device=logits.device)
+    if p is None:
+        p = torch.ones(rows, device=logits.device)
+    return k, p, (k < vocabulary) | (p < 1.0)
+
+
 class PositionalSampler(torch.nn.Module):
     """Samples each row by an exponential race whose noise is a function of (seed, position).
 
@@ -189,12 +201,7 @@ class PositionalSampler(torch.nn.Module):
         """Filter only the rows that ask for it, so that a neighbour's filter reaches no other."""
         if k is None and p is None:
             return logits
-        rows, vocabulary = logits.shape
-        if k is None:
-            k = torch.full((rows,), vocabulary, dtype=torch.int32, device=logits.device)
-        if p is None:
-            p = torch.ones(rows, device=logits.device)
-        asked = (k < vocabulary) | (p < 1.0)
+        k, p, asked = asked_of_filters(logits, k, p)
         return _for_rows(asked, self._operators.top_k_top_p, logits, k, p)
 
 

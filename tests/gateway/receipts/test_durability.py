@@ -17,8 +17,8 @@ from isobatch_gateway.receipts.chain import line, verify
 from isobatch_gateway.receipts.keeper import PUBLIC_KEYS
 from isobatch_gateway.receipts.signing import Trusted
 from isobatch_gateway.receipts.store import Store
+from isobatch_operator.local.ports import free_port
 
-from tests.benchmarks.targets import free_port
 from tests.gateway.fakes import CHAT, HELLO, STRICT, Exchange, Stage, event
 from tests.gateway.receipts.kept import STRICTLY
 from tests.gateway.receipts.postgres import Postgres, postgres
@@ -32,7 +32,7 @@ class GatewayProcess:
     """A real `isobatch gateway` that is killed and started again on the same files."""
 
     def __init__(self, stage: Stage, ledger: str) -> None:
-        self.port = free_port()
+        self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
         self.keys = stage.folder / "receipt.keys"
         self.ledger = ledger

@@ -23,7 +23,7 @@ from vllm.v1.worker.gpu.sample.min_p import apply_min_p
 from vllm.v1.worker.gpu.sample.penalties import apply_penalties
 
 from isobatch_worker import seams
-from isobatch_worker.sampler import SamplingShape, top_token_ids
+from isobatch_worker.sampler import SamplingShape, asked_of_filters, top_token_ids
 
 SAMPLER = "gumbel-max/philox4x32/seed+position/vllm-0.26.0"
 """Names the noise in the fingerprint."""
@@ -67,19 +67,15 @@ def filter_rows(
 
     A row that asks for neither (k = V, p = 1) is left as it is, whatever its neighbours ask.
     """
-    rows, vocabulary = logits.shape
     if k is None and p is None:
         return logits
-    if k is None:
-        k = torch.full((rows,), vocabulary, dtype=torch.int32, device=logits.device)
-    if p is None:
-        p = torch.ones(rows, device=logits.device)
+    rows = len(logits)
+    k, p, asked = asked_of_filters(logits, k, p)
     # The kernel is compiled for each number of rows: by powers of two there are few.
     most = triton.next_power_of_2(rows)
     padded = (pad_rows(x, most) for x in (logits.clone(), k, p))
     filtered = apply_top_k_top_p_triton(*padded)[:rows]
-    asked = ((k < vocabulary) | (p < 1.0)).unsqueeze(1)
-    return torch.where(asked, filtered, logits)
+    return torch.where(asked.unsqueeze(1), filtered, logits)
 
 
 def top_logprobs(
