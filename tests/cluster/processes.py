@@ -40,9 +40,7 @@ class Running:
     def is_alive(self) -> bool:
         """Whether it runs: a zombie does not."""
         try:
-            process = psutil.Process(self.pid)
-            is_same = process.create_time() == self.started
-            return is_same and process.status() != psutil.STATUS_ZOMBIE
+            return self._is_same() and psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
 
@@ -50,16 +48,24 @@ class Running:
         """Whether nothing of it is left, not even a zombie; takes its exit code if it is ours."""
         with suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
-        try:
-            return psutil.Process(self.pid).create_time() != self.started
-        except psutil.NoSuchProcess:
-            return True
+        return not self._is_same()
 
     def kill(self, what: str) -> None:
-        """End it by SIGKILL, and wait for its end."""
+        """End it by SIGKILL, and wait until its ports and files are free again.
+
+        A zombie is no sign of that: the first thread is one while others still end and hold them.
+        """
         if self.is_alive():
-            psutil.Process(self.pid).kill()
-            wait_until(lambda: not self.is_alive(), f"{what} (pid {self.pid}) does not end")
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(self.pid).kill()
+        wait_until(self.is_gone, f"{what} (pid {self.pid}) does not end")
+
+    def _is_same(self) -> bool:
+        try:
+            # A correction of the machine's clock moves what psutil says by up to a second.
+            return abs(psutil.Process(self.pid).create_time() - self.started) < 2
+        except psutil.NoSuchProcess:
+            return False
 
     def end(self, what: str, seconds: float = 10) -> None:
         """End it by SIGTERM, and by SIGKILL where it has not ended in `seconds`."""
@@ -67,7 +73,7 @@ class Running:
             return
         psutil.Process(self.pid).terminate()
         try:
-            wait_until(lambda: not self.is_alive(), what, seconds)
+            wait_until(self.is_gone, what, seconds)
         except ClusterError:
             self.kill(what)
 
