@@ -6,15 +6,12 @@ from typing import Any, cast
 
 import httptools
 from isobatch_contracts import errors
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from isobatch_gateway.client import ABORT, TELL, WRITE
 from isobatch_gateway.refusals import Refusal, error_body, error_headers
 from isobatch_gateway.settings import Bounds, Timeouts
+from isobatch_gateway.transports import HeadHolder, Unframed
 
 _LINGER = 2.0  # seconds that a refused client's bytes are still read, so that it sees the answer
 _DISCARD = 60.0  # seconds for the rest of a body that was refused
@@ -142,10 +139,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # it is parsed again without its offer
         super().on_headers_complete()
-        if self.scope["method"] != "HEAD":  # whose answer has no body to wait for
-            self.cycle.transport = cast(
-                "asyncio.Transport", _HeadHolder(self.transport, self.cycle)
-            )
+        if self.scope["http_version"] == "1.0":
+            self.cycle.keep_alive = False
+            self.cycle.transport = cast("asyncio.Transport", Unframed(self.transport))
+        elif self.scope["method"] != "HEAD":  # whose answer has no body to wait for
+            self.cycle.transport = cast("asyncio.Transport", HeadHolder(self.transport, self.cycle))
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
@@ -254,35 +252,3 @@ def _misframed(headers: list[tuple[bytes, bytes]], parser: Any) -> Refusal | Non
     if parser.get_method() == b"CONNECT":
         said = "This is no proxy: CONNECT is not taken."
     return None if said is None else Refusal(errors.MALFORMED_REQUEST, said, closes=True)
-
-
-class _HeadHolder:
-    """Holds an answer's head until the first bytes of its body: one write for both.
-
-    The body follows at once, as nothing is begun before its first bytes are there. It stands in
-    for the transport until then.
-    """
-
-    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
-        self._transport = transport
-        self._cycle = cycle
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        """Hold a final answer's head; write it together with what follows."""
-        if not self._head and not data.startswith(b"HTTP/1.1 100 "):
-            self._head = data
-            return
-        self._transport.write(self._head + data)
-        if self._head:
-            self._cycle.transport = self._transport
-
-    def close(self) -> None:
-        """Write what is held, and close."""
-        if self._head and self._cycle.transport is not self._transport:
-            self._transport.write(self._head)
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        """As the transport says."""
-        return self._transport.is_closing()

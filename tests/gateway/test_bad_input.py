@@ -417,6 +417,30 @@ async def test_pipelined_requests_are_answered_in_order(stage: Stage) -> None:
     assert [seen.body["user"] for seen in throughput.seen] == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_a_client_of_http_1_0_gets_a_body_that_the_end_of_the_connection_ends(
+    stage: Stage, is_streamed: bool
+) -> None:
+    gateway, _, _ = await stage.pair()
+    body = json.dumps(dict(HELLO, stream=is_streamed)).encode()
+    head = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"expect: 100-continue\r\n"
+    client = await Raw.connect(gateway)
+
+    client.writer.write(head + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+    async with asyncio.timeout(15):
+        head, _, said = (await client.reader.read()).partition(b"\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    if is_streamed:
+        events = said.decode().split("\n\n")
+        assert [event[:6] for event in events if event] == ["data: "] * (len(events) - 1)
+        assert events[-2:] == ["data: [DONE]", ""]
+    else:
+        assert json.loads(said)["choices"]
+
+
 async def test_a_client_that_asks_to_continue_is_told_to(stage: Stage) -> None:
     gateway, _, _ = await stage.pair()
     raw = await Raw.connect(gateway)

@@ -1,5 +1,7 @@
-"""Runs the files of interpreted/ that hold tests, each in a process of its own: the interpreter is
-chosen when Triton is imported, and the rest of the suite imports Triton as it is."""
+"""Runs the files of each interpreted/ that hold tests, each in a process of its own.
+
+The interpreter is chosen when Triton is imported, and the rest of the suite imports Triton as it is.
+"""
 
 import os
 import subprocess
@@ -8,18 +10,21 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).with_name("interpreted")
-FILES = ("attention", "attention_proofs", "matmul", "moe", "rows", "row_proofs")
-ROOT = FOLDER.parents[2]
+TESTS = Path(__file__).parents[1]
+KERNELS = ("attention", "attention_proofs", "matmul", "moe", "rows", "row_proofs")
+FILES = (
+    *(f"kernels/interpreted/{name}.py" for name in KERNELS),
+    "worker/interpreted/cuda_layers.py",
+)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_kernels_in_the_interpreter(name: str) -> None:
-    path = FOLDER / f"{name}.py"
+@pytest.mark.parametrize("file", FILES)
+def test_kernels_in_the_interpreter(file: str) -> None:
+    path = TESTS / file
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, check=False
     )
 
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2_000:]
