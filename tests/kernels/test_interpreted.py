@@ -1,6 +1,6 @@
 """Runs the files of each interpreted/ that hold tests, each in a process of its own.
 
-The interpreter is chosen when Triton is imported, and the rest of the suite imports Triton as it is.
+The interpreter is chosen when Triton is imported, and the rest of the suite has it as it is.
 """
 
 import os
